@@ -155,7 +155,8 @@ class Narrator:
         match record:
             case RunStarted(at_s=at_s, config=config):
                 self._started_s = at_s
-                self._has_domains = asked(section(configuration(config), "settings").get("domains", (HOST,)))
+                settings = section(configuration(config), "settings")
+                self._has_domains = asked(settings.get("domains", (HOST,))) or bool(settings.get("mesh"))
             case Committed(state=state):
                 self._step = state.step
             case DataRead(total_steps=total):

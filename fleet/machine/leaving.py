@@ -61,8 +61,9 @@ def node_lost(machine: MachineState, node: str, cause: NodeCause, at_s: float, n
     causes = [(rank, _announced(machine, rank, cause)) for rank in ranks]
     path = machine.roster.domains.get(node, "")
     machine.roster.gone(node)
+    counted = path or (node if machine.settings.group > 1 else "")
     for rank, why in causes:
-        drop(machine, rank, why, at_s, now_s, path=path)
+        drop(machine, rank, why, at_s, now_s, path=counted)
     if machine.phase != Phase.END:
         topology.node_gone(machine, node, path, now_s)
 
@@ -157,7 +158,7 @@ def drop(
     machine.roster.remove(rank)
     joined = member in machine.attendance.members
     generation = machine.view.generation if machine.view is not None and joined else -1
-    domain = path if asked(machine.settings.domains) else ""
+    domain = path if asked(machine.settings.domains) or machine.settings.group > 1 else ""
     machine.write(machine.losses.lost(rank, cause, at_s, generation, machine.committed.step, detail, domain, where))
     if incident(cause) or cause == Evicted(Superseded()):  # the new process may report before the old one's silence shows
         machine.losses.note(rank, joined, now_s)

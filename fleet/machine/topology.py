@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fleet.machine.state import MachineState
 from fleet.protocol import topology
 from fleet.protocol.decisions import DomainLost, Lacking, PlacementAction
@@ -9,7 +11,7 @@ from fleet.protocol.domains import place_of
 from fleet.protocol.probes import probe
 from fleet.protocol.records import DecisionMade
 from fleet.protocol.topology import Gone, asked
-from fleet.protocol.types import View
+from fleet.protocol.types import Member, View
 
 
 def report_lacking(machine: MachineState, view: View, now_s: float) -> None:
@@ -30,21 +32,34 @@ def report_lacking(machine: MachineState, view: View, now_s: float) -> None:
 
 
 def node_gone(machine: MachineState, node: str, path: str, now_s: float) -> None:
-    """A node is lost. If a domain has lost all its nodes with it within a short time, journal that as one loss."""
+    """A node is lost. If a domain has lost all its nodes with it within a short time, journal that as one loss.
+
+    Where ranks compute shards together, a node has whole groups: its ranks are one loss, too.
+    """
     levels, gone = machine.settings.domains, machine.roster.lost_nodes
     for name in [name for name, each in gone.items() if each.at_s < now_s - topology.WINDOW_S]:
         del gone[name]
-    if not path or not asked(levels):
-        return
-    gone[node] = Gone(place_of(path), now_s)
-    domain, nodes = topology.lost_domain(node, gone, map(place_of, machine.roster.domains.values()))
-    losses = machine.losses.of_nodes(nodes, now_s - topology.WINDOW_S)
-    if losses:
+    nodes: tuple[str, ...] = ()
+    if path and asked(levels):
+        gone[node] = Gone(place_of(path), now_s)
+        domain, nodes = topology.lost_domain(node, gone, map(place_of, machine.roster.domains.values()))
+    if nodes:
         probe("all nodes of a domain are lost")
         level, name = topology.named(domain, levels, len(gone[node].place))
-        lost = DomainLost(
-            level, name, nodes, tuple((each.slot, each.incarnation) for each, _ in losses), sum(joined for _, joined in losses)
-        )
-        membership = f"{lost.in_view} of them in the view" if lost.in_view != len(losses) else "all of them in the view"
-        words = f"{level} {name} is lost: {len(nodes)} nodes with {len(losses)} ranks, {membership}"
-        machine.write(DecisionMade("domains", "lost", words, lost, now_s))
+        _one_loss(machine, (level, name), nodes, machine.losses.of_nodes(nodes, now_s - topology.WINDOW_S), now_s)
+    elif machine.settings.group > 1 and len(losses := machine.losses.of_nodes((node,), now_s)) > 1:
+        probe("a node is lost with ranks that compute together")
+        _one_loss(machine, ("node", node), (node,), losses, now_s)
+
+
+def _one_loss(
+    machine: MachineState, domain: tuple[str, str], nodes: tuple[str, ...], losses: Sequence[tuple[Member, bool]], now_s: float
+) -> None:  # fmt: skip
+    """Journal these losses as one. ``domain``: (its level, its name)."""
+    if not losses:
+        return
+    lost = DomainLost(*domain, nodes, tuple((each.slot, each.incarnation) for each, _ in losses), sum(joined for _, joined in losses))
+    membership = f"{lost.in_view} of them in the view" if lost.in_view != len(losses) else "all of them in the view"
+    count = f"{len(nodes)} nodes with " if len(nodes) > 1 else ""
+    words = f"{' '.join(domain)} is lost: {count}{len(losses)} ranks, {membership}"
+    machine.write(DecisionMade("domains", "lost", words, lost, now_s))

@@ -10,6 +10,7 @@ import pytest
 
 from fleet.machine import candidates as candidates_module
 from fleet.machine import views as views_module
+from fleet.protocol.decisions import DomainLost
 from fleet.protocol.records import DecisionMade, ProcessLost, ViewPublished
 from fleet.protocol.types import Candidate, Coordinate, Member, Ranges
 from fleet.simulation import sharded as sharded_module
@@ -63,6 +64,13 @@ def test_the_other_groups_go_on_at_once_and_a_spare_takes_the_coordinate() -> No
     assert called.coordinate == lost.coordinate
     assert left in again, "the rest of the broken group is in it again"
     assert calls(outcome) == 1
+
+
+def test_a_node_that_is_lost_with_its_group_is_one_loss() -> None:
+    outcome = run(Trouble(kind="lose_node", at_s=1.5, node=1, noticed=True), Trouble(kind="join", at_s=4.0))
+    reported = [one.payload for one in outcome.world.journal if isinstance(one, DecisionMade) and isinstance(one.payload, DomainLost)]
+    assert [(one.level, one.domain, len(one.members), one.in_view) for one in reported] == [("node", "node-1", 2, 2)]
+    assert rollbacks(outcome) == 0
 
 
 def test_two_members_of_two_groups_with_different_coordinates_leave_one_whole_group() -> None:

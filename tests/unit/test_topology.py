@@ -147,17 +147,19 @@ def test_a_rack_that_takes_more_ranks_than_a_run_may_lose_is_one_loss_of_the_bud
 # ---- how it is told ----------------------------------------------------------------------------------------------------------------------
 
 
-def journal(domains: list[str]) -> list[Any]:
-    config = json.dumps({"settings": {"domains": domains}})
+def journal(domains: list[str], **more: Any) -> list[Any]:
+    config = json.dumps({"settings": {"domains": domains, **more}})
     lost = [ProcessLost(Member(slot, 0), AgentHungUp(), None, 1, 3, -1, "", at_s=5.0) for slot in range(3)]
     reported = DomainLost("rack", "b/r1", ("n0", "n1"), ((0, 0), (1, 0)), 2)
     words = "rack b/r1 is lost: 2 nodes with 2 ranks, all of them in the view"
     return [RunStarted(2, "run", 0.0, 0.0, 4, 0, 16, config), *lost, DecisionMade("domains", "lost", words, reported, 5.1)]
 
 
-def test_the_loss_of_a_domain_is_one_line() -> None:
+@pytest.mark.parametrize("config", [{"domains": ["rack"]}, {"domains": ["host"], "mesh": {"tensor": 2}}])
+def test_the_loss_of_a_domain_is_one_line(config: dict[str, Any]) -> None:
+    """Also that of a node with ranks that compute shards together."""
     narrator = Narrator()
-    lines = [line for record in journal(["rack"]) for line in narrator.take(record, 0.0)]
+    lines = [line for record in journal(**config) for line in narrator.take(record, 0.0)]
     lines += narrator.due(10.0)
     assert [line.text for line in lines] == [
         "rank 2 is lost in step 3: its agent hung up",
