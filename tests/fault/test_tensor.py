@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from fleet.protocol.records import HistoryBegun, ProcessLost, ViewPublished
 from fleet.protocol.types import Member, columns
@@ -140,6 +141,16 @@ def test_the_model_is_saved_whole_and_evaluated_by_whole_groups(sharding: str, t
     assert {name: value.shape for name, value in saved.items()} == {name: value.shape for name, value in plain.items()}
     found = {path.name: path.read_text() for path in (tmp_path / "flags").glob("figure-4-*")}
     assert len(found) == 4 and len(set(found.values())) == 1
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_each_rank_reads_its_part_of_the_weights(sharding: str, tmp_path: Path, truths: dict[str, str]) -> None:
+    torch.manual_seed(1)
+    file = tmp_path / "model.safetensors"
+    save_file(tensors.Model().state_dict(), file)
+    chosen = meshed(tmp_path, how="units", optimizer_sharding=sharding, options={"weights": str(file)})
+    outcome, records, digest = train_through(tensors.train, chosen, tmp_path)
+    survived(outcome, records, digest, truths["units"], other_ratio=0.05)
 
 
 @pytest.mark.parametrize("what", ["flip_weight", "flip_optimizer"])

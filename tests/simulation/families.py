@@ -38,7 +38,8 @@ def racks_plan(seed: int, *, sharded: bool = False) -> Plan:
 def mesh_plan(seed: int) -> Plan:
     """As :func:`random_plan`, with ranks that compute a shard together: two to four of them, in one to three replicas.
 
-    The state of a column is whole on each of its ranks, or spread over them.
+    The state of a column is whole on each of its ranks, or spread over them. In half of the seeds a node is announced to go, the world is
+    resized, or the run is told to stop.
     """
     rng, plan = stream(seed, "mesh plan"), random_plan(seed)
     size, replicas = rng.choice((2, 2, 2, 3, 4)), rng.choice((1, 2, 2, 3))
@@ -46,9 +47,20 @@ def mesh_plan(seed: int) -> Plan:
     settings = replace(plan.settings, mesh={"tensor": size}, world=world, spares=spares, nodes=nodes, min_ranks=rng.choice((1, 1, size)))
     settings = replace(settings, peer_copies=rng.choice((0, 0, 1)) if nodes > 1 else 0)
     settings = replace(settings, optimizer_sharding=rng.choice(("none", "zero1", "fsdp")), optimizer_copies=rng.choice((1, 1, 2)))
+    asked = rng.choice(("", "", "", "notice", "resize", "stop"))
+    settings = replace(settings, max_world=size * (replicas + 1) if asked == "resize" and replicas < 3 else 0)
     plan = replace(plan, settings=settings, capacity=-(-settings.slots // nodes) + rng.choice((0, 0, 1)))
     plan = replace(plan, copy_every_s=rng.choice((0.1, 0.4, 1.5)) if settings.peer_copies else None)
-    return with_troubles(plan, random_troubles(plan, stream(seed, "mesh troubles")))
+    others = random_troubles(plan, stream(seed, "mesh troubles"))
+    match asked:
+        case "notice":
+            others = (*others, _notice(plan, rng))
+        case "resize":
+            worlds = [size * rng.randint(1, settings.most // size) for _ in range(rng.choice((1, 2)))]
+            others = (*others, *(Trouble(kind="resize", at_s=rng.uniform(0.5, 8.0), world=each) for each in worlds))
+        case "stop":
+            others = (*others, _somewhen(Trouble(kind="stop"), plan, rng))
+    return with_troubles(plan, others)
 
 
 def cut_plan(seed: int, *, sharded: bool = False) -> Plan:
@@ -117,7 +129,6 @@ def resizes_plan(seed: int, *, sharded: bool = False) -> Plan:
     most = min(plan.settings.shards, plan.settings.world + rng.choice((0, 1, 1, 2)))
     plan = replace(plan, settings=replace(plan.settings, max_world=most))
     plan, others = _on_nodes(plan, rng, rng.choice((1, 2, 2, 3)))
-    others = [trouble for trouble in others if trouble.kind != "partition"]  # its host answers: a rank alone in its view would step on
     sizes = [rng.randint(plan.settings.min_ranks, most) for _ in range(rng.choice((1, 2, 3, 4)))]
     return with_troubles(plan, (*others, *(Trouble(kind="resize", at_s=rng.uniform(0.5, 8.0), world=size) for size in sizes)))
 

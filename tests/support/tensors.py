@@ -100,11 +100,14 @@ def divided(model: Model, mesh: Any, how: str) -> Model:
 
 def train(run: Any) -> None:
     """Options: ``how`` the model is divided, ``steps``, ``pause_s``; ``evaluates``: after each fifth step; ``saves``: a file at the end;
-    ``flips``: a fault of slot 1 in step 6; ``scaled``: with a scaler that grows until the loss overflows."""
+    ``weights``: a file of them, and the model is built on ``meta``; ``flips``: a fault of slot 1 in step 6; ``scaled``: with a scaler that
+    grows until the loss overflows."""
     from torch.distributed.tensor.parallel import loss_parallel
 
     torch.manual_seed(1)
-    how, model = run.options.get("how", "layers"), Model()
+    how, weights = run.options.get("how", "layers"), run.options.get("weights")
+    with torch.device("meta" if weights else "cpu"):
+        model = Model()
     if run.config.mesh:
         model = divided(model, run.mesh["tensor"], how)
     if how == "units":
@@ -113,7 +116,8 @@ def train(run: Any) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**126, growth_interval=1) if "scaled" in run.options else None
     more = {} if scaler is None else {"scaler": scaler}
-    state, pause_s = run.track(model=model, optimizer=optimizer, **more), float(run.options.get("pause_s", "0.01"))
+    state = run.track(model=model, optimizer=optimizer, weights=weights, **more)
+    pause_s = float(run.options.get("pause_s", "0.01"))
     for step in run.steps(state, total=int(run.options.get("steps", "14")), clip_norm=0.5):
         for text in step.batches(Text(), batch_size=16):
             with loss_parallel():
