@@ -23,10 +23,12 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 
 from actors.rank.membership import nccl, process_group
 from actors.rank.membership.process_group import Forming, Group, GroupBroken, StoreServer
 from actors.rank.membership.store import StoreClient, TorchStore
+from actors.rank.mesh.torch_group import TensorGroup
 from tests.support.recorded_nccl import RECORDINGS, RecordedNccl, Recording, Stage
 from tests.support.waiting import until
 
@@ -352,6 +354,68 @@ def a_new_one_works_while_the_old_one_is_still_being_left(place: Place) -> None:
     close_all(new)
 
 
+def a_tensor_group_computes_what_pytorch_does(place: Place) -> None:
+    """In view after view. Where a member is lost in a collective, the others know, and what comes late reaches no later view."""
+    groups = place.form()
+    own = [TensorGroup(group.rank, group.size) for group in groups]
+    meet(own, groups)
+    computes_rightly(own, groups)
+    if place.size > 1:
+        with ThreadPoolExecutor(1) as pool:
+            alone = pool.submit(own[0].allreduce, [torch.ones(1000, device=groups[0].device)], Operator(dist.ReduceOp.MAX))
+            until(lambda: groups[0]._waits or alone.done(), "rank 0 waits", BOUND_S)
+            assert own[0].lost == ""
+            place.lose(groups)
+            until(alone.done, "the end of the wait", BOUND_S / 2)
+        assert alone.exception() is None and own[0].lost
+        close_all(groups)
+        groups = place.form()
+        meet(own, groups)
+        are_right = computes_rightly(own, groups)
+        place.free()
+        are_right()
+        computes_rightly(own, groups)
+    close_all(groups)
+
+
+class Operator:
+    """As PyTorch gives it."""
+
+    def __init__(self, op: Any = dist.ReduceOp.SUM) -> None:
+        self.reduceOp = op
+
+
+def meet(own: Sequence[TensorGroup], groups: Sequence[Group]) -> None:
+    for each, group in zip(own, groups, strict=True):
+        each.meet(group)
+
+
+def computes_rightly(own: Sequence[TensorGroup], groups: Sequence[Group]) -> Callable[[], None]:
+    """Sums, maxima, parts: what to call to see that they still are what they were."""
+    size, kept = len(own), list[tuple[torch.Tensor, torch.Tensor]]()
+    plain = torch.arange(1000 * size, dtype=torch.float32)
+
+    def compute(group: Group) -> None:
+        mine, each = plain.to(group.device) + group.rank, own[group.rank]
+        total, largest, part, gathered = mine.clone(), mine.clone(), torch.empty_like(mine[:1000]), torch.empty_like(mine)
+        each.allreduce([total], Operator())
+        each.allreduce([largest], Operator(dist.ReduceOp.MAX))
+        each._reduce_scatter_base(part, mine, Operator())
+        each._allgather_base(gathered, mine[:1000].contiguous())
+        right = size * plain + sum(range(size))
+        kept.extend([(total, right), (largest, plain + size - 1), (part, right[1000 * group.rank : 1000 * group.rank + 1000])])
+        kept.append((gathered, torch.cat([plain[:1000] + rank for rank in range(size)])))
+        assert each.lost == ""
+
+    def are_right() -> None:
+        for found, right in kept:
+            assert torch.equal(found.cpu(), right), (found, right)
+
+    on_all(groups, compute)
+    are_right()
+    return are_right
+
+
 def closing_is_idempotent(place: Place) -> None:
     """From several threads, after an interrupt, and with an operation under way."""
     groups = place.form()
@@ -397,6 +461,7 @@ CASES: tuple[Case, ...] = (
     a_wait_that_hangs_is_left_from_another_thread,
     a_lost_peer_breaks_the_group_and_nothing_else,
     a_new_one_works_while_the_old_one_is_still_being_left,
+    a_tensor_group_computes_what_pytorch_does,
     closing_is_idempotent,
     nothing_is_left_over,
 )
