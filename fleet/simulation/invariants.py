@@ -15,7 +15,7 @@ from fleet.machine.core import FleetMachine
 from fleet.machine.state import Contradiction, MachineState, Phase
 from fleet.machine.table import allowed
 from fleet.machine.tiers import TRIES
-from fleet.protocol.causes import EndWhy
+from fleet.protocol.causes import AgentHungUp, AgentSilent, EndWhy
 from fleet.protocol.decisions import TakenBack
 from fleet.protocol.events import CopiesHeld, Event, Heartbeat, Joined
 from fleet.protocol.instructions import CommitCheckpoint, Instruction, Propose, Publish, Write
@@ -476,7 +476,7 @@ class BudgetsHold(Homes):
         losses = [record for record in self.world.journal if isinstance(record, ProcessLost) and record.fault is None]
         losses = [loss for loss in losses if now_s - loss.at_s <= WINDOW_S]
         counts = [
-            ("the total", len(losses), budgets.total),
+            ("the total", len(losses) - self._with_their_node(losses), budgets.total),
             ("a slot", max(Counter(loss.member.slot for loss in losses).values(), default=0), budgets.slot),
             ("a node", max(Counter(self.nodes.get(loss.member) for loss in losses).values(), default=0), budgets.node),
             ("a shard", max(Counter((loss.step, loss.shard) for loss in losses if loss.shard >= 0).values(), default=0), budgets.shard),
@@ -486,6 +486,13 @@ class BudgetsHold(Homes):
         if fruitless >= budgets.slot_fruitless:
             over.append(f"a slot was lost {fruitless} times without a commit")
         return "; ".join(over)
+
+    def _with_their_node(self, losses: Sequence[ProcessLost]) -> int:
+        """Losses that add nothing to the total: ranks of a group are lost with their node as one."""
+        if self.world.settings.group == 1:
+            return 0
+        gone = [loss for loss in losses if isinstance(loss.cause, AgentHungUp | AgentSilent)]
+        return len(gone) - len({(self.nodes.get(loss.member), loss.at_s) for loss in gone})
 
     def _fruitless(self) -> int:
         """Most losses of one slot at the same committed step of the run. A new history at that step is no progress."""
