@@ -132,12 +132,15 @@ def native(given: Mapping[str, str], rank: int, world: int) -> None:
 
 
 def with_faults(run: Any) -> None:
+    train_through(run, *cut(run.options, run.mesh))
+
+
+def train_through(run: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Train, log each commit, and wait after it while ranks are killed, so that steps are left for all kills.
 
     The wait is between steps: within one, each new attempt at the step would wait again.
     """
     options, folder = run.options, Path(run.options["folder"])
-    model, optimizer = cut(options, run.mesh)
     log, calm, pause_s = EventLog(folder / "events", run.slot), folder / "calm", float(options["pause_s"])
     data, batch = Text(), run.shards * int(options["samples"])
     for step in run.steps(run.track(model=model, optimizer=optimizer), total=int(options["steps"]), clip_norm=1.0):

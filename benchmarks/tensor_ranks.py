@@ -7,9 +7,7 @@ They take blocks of steps in turns, see :mod:`benchmarks.mesh_ranks`.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,8 +19,7 @@ from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.device_ranks import BYTES, CONTEXT, HEADS, SEED, Text
-from benchmarks.mesh_ranks import Memory, Turns, batches
-from benchmarks.peers.common import EventLog
+from benchmarks.mesh_ranks import Memory, Turns, batches, train_through
 
 TENSOR = 2
 """Ranks that compute a shard together."""
@@ -114,15 +111,4 @@ def native(given: Mapping[str, str], rank: int, world: int) -> None:
 
 
 def with_faults(run: Any) -> None:
-    """Train, log each commit, and wait after it while ranks are killed, so that steps are left for all kills."""
-    options, folder = run.options, Path(run.options["folder"])
-    model, optimizer = _of_run(run)
-    log, calm, pause_s = EventLog(folder / "events", run.slot), folder / "calm", float(options["pause_s"])
-    data, batch = Text(), run.shards * int(options["samples"])
-    for step in run.steps(run.track(model=model, optimizer=optimizer), total=int(options["steps"]), clip_norm=1.0):
-        for text in step.batches(data, batch_size=batch):
-            step.backward(model.train()(text))
-        if step.commit():
-            log.write(step.number, batch, "commit", run.generation)
-            if pause_s and not calm.exists():
-                time.sleep(pause_s)
+    train_through(run, *_of_run(run))

@@ -37,7 +37,7 @@ from tests.support import trains
 from tests.support.plain import PlainFleet
 from tests.support.waiting import until
 from tests.zoo.feed import SEED, Done, Feed
-from tests.zoo.loops import LOOPS, TOGETHER
+from tests.zoo.loops import ALL, LOOPS
 
 ROUNDING = 1e-9
 """Of the largest number of a tensor, or of 1."""
@@ -192,7 +192,7 @@ def one_thread() -> Iterator[None]:
 def plain(name: str, shards: int, options: Mapping[str, str] | None = None) -> Done:
     """The loop in plain PyTorch."""
     with one_thread():
-        return (LOOPS | TOGETHER)[name].plain(Feed(shards, options))
+        return ALL[name].plain(Feed(shards, options))
 
 
 def by_one_rank(
@@ -217,7 +217,7 @@ def alone(name: str, shards: int, folder: Path, options: Mapping[str, str] | Non
 def play(run: Run) -> None:
     """The loop of the option ``loop``, to which the options ``kill`` and ``stop`` happen; its model is saved behind it."""
     arm(run)
-    (LOOPS | TOGETHER)[run.options["loop"]].train(run)
+    ALL[run.options["loop"]].train(run)
     run.save(Path(run.options["flags"]) / "model.pt")
 
 
@@ -315,7 +315,7 @@ def resumed(chosen: RunSettings, before: Path, checkpoint: tuple[str, StateId], 
 
 def loaded(name: str, ran: Ran, options: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The state of models of plain PyTorch that were given what the run has saved."""
-    modules = {key: one for key, one in (LOOPS | TOGETHER)[name].build(options or {}).items() if isinstance(one, torch.nn.Module)}
+    modules = {key: one for key, one in ALL[name].build(options or {}).items() if isinstance(one, torch.nn.Module)}
     for key, module in modules.items():
         module.load_state_dict(ran.model[key] if len(modules) > 1 else ran.model)
     return state_of(modules)

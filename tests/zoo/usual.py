@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,16 +28,18 @@ class Usual:
         loss_of: (model, batch, number of the step).
         data: of which each batch has 32 samples.
         begin: what is done with the model before each step.
+        together: ranks compute a micro-batch together; ``build`` gets their mesh, too.
         pairs: the plain loop adds gradients up in pairs, as Fleet does, and divides their sum, not the losses. What rounding leaves in
             float32 may tip a number of the next forward over to the next one in 16 bits, so there is none between the two. And in float16 a
             loss that is divided first has smaller gradients, of which other ones overflow.
     """
 
-    build: Callable[[Mapping[str, str]], dict[str, Any]]
+    build: Callable[..., dict[str, Any]]
     loss_of: Callable[[Any, Any, int], Tensor]
     data: Any
     begin: Callable[[nn.Module, int], None] = lambda model, step: None
     pairs: bool = False
+    together: bool = False
 
     def plain(self, feed: Feed) -> Done:
         done = Done(self.build(feed.options))
@@ -68,7 +70,7 @@ class Usual:
         return done
 
     def train(self, run: Any) -> None:
-        objects = self.build(run.options)
+        objects = self.build(run.options, run.mesh["tensor"]) if self.together else self.build(run.options)
         model = objects["model"]
         state = run.track(**objects)
         for step in run.steps(state, total=STEPS):

@@ -38,7 +38,7 @@ from actors.rank.state.saving import Share
 from actors.rank.step.layout import LayoutInputs, OwnWord, StateLayout
 from actors.rank.zero1.chunked import check_tracked
 from actors.rank.zero1.kept import FIXED, KeptChunks
-from actors.rank.zero1.layout import ShardedReducer, sharded
+from actors.rank.zero1.layout import ShardedReducer, cut_gradients
 from fleet.errors import ConfigError
 from fleet.host.linux import give_large_blocks_back
 from fleet.protocol.chunks import StateCut
@@ -65,15 +65,15 @@ class FsdpLayout(StateLayout):
         check_tracked(state, given.settings.threads_per_rank)
         give_large_blocks_back()
         super().__init__(given)
-        sharded(self)
+        cut_gradients(self)
         chunks = self._cut()
         self.kept, self.exchange = KeptChunks(given, self.gradients, chunks), PeerExchange(given, self.gradients, chunks, self.reducer.mean)
         self._shard, self._gone, self._early = -1, set[int](), True
         state.apart = frozenset(map(id, self.gradients.parameters))
         state.load_parameter, state.free = chunks.load_parameter, self.free
         self.units = [self._gathering(unit) for unit in self._with_rest(state.units)]
-        cast = [unit for unit in state.units if unit.precision.parameters is not None]
-        self.uncast = [self._gathering(dataclasses.replace(unit, modules=(), precision=Precision())) for unit in cast]
+        casting = [unit for unit in state.units if unit.precision.parameters is not None]
+        self.uncast = [self._gathering(dataclasses.replace(unit, modules=(), precision=Precision())) for unit in casting]
 
     @property
     def _model(self) -> ChunkedModel:

@@ -75,9 +75,13 @@ class InColumns(StateLayout):
 
     def flush(self) -> None:
         """Raises GroupBroken: a shard of this rank was not computed, as its group is broken."""
+        self._check_group()
+        super().flush()
+
+    def _check_group(self) -> None:
+        """Raises GroupBroken: what this rank has got from its group is of no use."""
         if self._at.group.lost:
             raise GroupBroken(self._at.group.lost, self.group.generation)
-        super().flush()
 
     def split_norms(self) -> SplitNorms:
         return SplitNorms([()] * self._at.size, self.gradients.layout.extents)
@@ -161,7 +165,7 @@ class ColumnLayout(InColumns):
     def digest(self, step: int) -> str:
         state = self.given.state
         found = {name: whole(tracked.state_dict()) for name, tracked in state.objects.items()}
-        self.flush()  # where the group is broken the values are of no use
+        self._check_group()
         return state.digest(step, found)
 
 
@@ -180,8 +184,7 @@ class SpreadInColumns(InColumns):
         apart = state.spread()
         rest = {name: one for name, one in state.objects.items() if name not in apart and one not in kept.chunks.tracked}
         found: str = kept.digest(self.group, step, {name: whole(one.state_dict()) for name, one in rest.items()})
-        if self._at.group.lost:
-            raise GroupBroken(self._at.group.lost, self.group.generation)
+        self._check_group()
         return found
 
 

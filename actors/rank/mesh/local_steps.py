@@ -18,11 +18,11 @@ from actors.rank.zero1.chunked import ELEMENTWISE
 @contextmanager
 def on_local_memory(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Context of one step. Behind it parameters, gradients and state are divided as before."""
-    wholes = [list(group["params"]) for group in optimizer.param_groups]
-    divided = {id(one): local(one) for whole in wholes for one in whole if not is_whole(one)}
-    if not divided or type(optimizer) not in ELEMENTWISE:
+    if type(optimizer) not in ELEMENTWISE:
         yield
         return
+    wholes = [list(group["params"]) for group in optimizer.param_groups]
+    divided = {id(one): local(one) for whole in wholes for one in whole if not is_whole(one)}
     for whole in wholes:
         for one in whole:
             if id(one) in divided:

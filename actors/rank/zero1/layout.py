@@ -102,12 +102,11 @@ class ShardedReducer(Reducer):
         return [(bucket.chunk(out, owner), owner) for owner in owners]
 
 
-def sharded(layout: StateLayout) -> ShardedReducer:
-    """The layout's reducer, which sums all gradients that do not leave a rank in the backward."""
+def cut_gradients(layout: StateLayout) -> None:
+    """The layout's reducer sums all gradients that do not leave a rank in the backward."""
     reducer, gradients = layout.reducer, layout.gradients
     assert isinstance(reducer, ShardedReducer)
     reducer.extents = [0 if flat in gradients.layout.leaving else extent for flat, extent in enumerate(gradients.layout.extents)]
-    return reducer
 
 
 class Zero1Layout(StateLayout):
@@ -122,7 +121,7 @@ class Zero1Layout(StateLayout):
     def __init__(self, given: LayoutInputs) -> None:
         check_tracked(given.state, given.settings.threads_per_rank)
         super().__init__(given)
-        sharded(self)
+        cut_gradients(self)
         gradients = self.gradients
         chunks = OptimizerChunks(given.update.optimizers, gradients.parameters, gradients.layout.places, gradients.layout.extents)
         self.kept = KeptChunks(given, gradients, chunks)

@@ -45,5 +45,6 @@ LOOPS: dict[str, Twice | Usual] = {
         critics, pair, penalty, stopped_early,
     )
 }  # fmt: skip
-TOGETHER: dict[str, Twice] = {"tensor": tensor.LOOP, "experts": experts.LOOP}
+TOGETHER: dict[str, Twice | Usual] = {"tensor": tensor.LOOP, "experts": experts.LOOP}
 """Loops of ranks that compute a micro-batch together."""
+ALL = LOOPS | TOGETHER

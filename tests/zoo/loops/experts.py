@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.zoo.feed import Done, Feed, Twice
-from tests.zoo.usual import BATCH, STEPS, rows
+from tests.zoo.usual import Usual, rows
 
 WIDTH, EXPERTS = 6, 4
 DATA = rows(WIDTH, 72)
@@ -81,32 +80,8 @@ def build(options: Mapping[str, str], mesh: Any = None) -> dict[str, Any]:
     return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)}
 
 
-def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
+def loss_of(model: nn.Module, batch: Tensor, step: int) -> Tensor:
     return (model(batch).squeeze(1) - batch.sum(1)).square().mean()
 
 
-def plain(feed: Feed) -> Done:
-    done = Done(build(feed.options))
-    model, optimizer = done.objects.values()
-    for step in feed.steps(STEPS):
-        optimizer.zero_grad()
-        losses = []
-        for batch in feed.batches(step, DATA, BATCH):
-            loss = loss_of(model, batch)
-            (loss / feed.shards).backward()
-            losses.append(loss.item())
-        optimizer.step()
-        done.report(losses)
-    return done
-
-
-def train(run: Any) -> None:
-    objects = build(run.options, run.mesh["tensor"])
-    state = run.track(**objects)
-    for step in run.steps(state, total=STEPS):
-        for batch in step.batches(DATA, batch_size=BATCH):
-            step.backward(loss_of(objects["model"], batch))
-        step.commit()
-
-
-LOOP = Twice(build, plain, train)
+LOOP = Usual(build, loss_of, DATA, together=True)
