@@ -5,16 +5,14 @@ fleet run examples/gpt_tensor.py --mesh tensor=2 --world 4 --spares 1 --chaos st
 
 from __future__ import annotations
 
-from gpt import CONTEXT, Source, loss_fn
+from gpt import Source, loss_fn
 from gpt_tensor_model import build
 
-import fleet
 
-
-def train(run: fleet.Run) -> None:
+def train(run) -> None:
     data = Source()
     model, optimizer = build(run.mesh["tensor"])
     for step in run.steps(run.track(model=model, optimizer=optimizer), total=int(run.options.get("steps", "200")), clip_norm=1.0):
-        for batch in step.batches(data, batch_size=64, tokens=CONTEXT):
+        for batch in step.batches(data, batch_size=64):
             step.backward(loss_fn(model.train(), batch))
         step.commit()

@@ -149,6 +149,8 @@ NIGHTLY: dict[str, dict[str, str]] = {
         "tests/fault/test_tensor.py::test_a_member_is_killed_whose_column_spreads_its_state": "moments times ways to spread a state",
         "tests/fault/test_tensor.py::test_others_go_on_from_what_two_replicas_have_written": "each way to spread a state",
         "tests/fault/test_tensor.py::test_each_rank_reads_its_part_of_the_weights": "each way to spread a state",
+        "tests/fault/test_tensor.py::test_a_group_leaves_a_node_that_goes_and_spares_come": "each way to spread a state",
+        "tests/fault/test_tensor.py::test_a_world_shrinks_and_grows_by_whole_groups": "each way to spread a state",
         "tests/fault/test_tensor.py::test_a_rank_whose_bits_flip_is_named_by_its_column": "ways to spread a state times faults",
         "tests/fault/test_tensor.py::test_the_model_is_saved_whole_and_evaluated_by_whole_groups": "each way to spread a state",
         "tests/fault/test_tensor.py::test_a_member_is_killed": "each moment and member, of which each change has three",

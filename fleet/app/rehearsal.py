@@ -26,7 +26,17 @@ from fleet.ledger.report import duration
 from fleet.ledger.step_law import STEP_NAMES
 from fleet.planning.traces.faults import FittedFaults
 from fleet.protocol.levels import STORE
-from fleet.protocol.records import CheckpointRecord, Committed, ProcessLost, ProcessUp, Record, RunEnded, RunStarted, ViewPublished
+from fleet.protocol.records import (
+    CheckpointRecord,
+    Committed,
+    ProcessLost,
+    ProcessUp,
+    Received,
+    Record,
+    RunEnded,
+    RunStarted,
+    ViewPublished,
+)
 from fleet.protocol.types import Fault
 from fleet.settings.run import Budgets
 from fleet.simulation.fleet_arrivals import Arrivals
@@ -52,8 +62,9 @@ LEAST_STEP_S, WORK_S = 0.05, 0.02
 class Constants:
     """Times of the machine at hand, from a run with injected faults. Seconds.
 
-    ``stalls_s``: from a loss until training goes on, one for each fault. ``refills_s``: from a loss until a view has its slot again.
-    ``absent_s``: from a loss until its slot has a process again, which may be struck before it is in a view; the mean.
+    ``stalls_s``: from the last loss before a view until its ranks hold their state; the ledger counts what follows as training.
+    ``refills_s``: from a loss until a view has its slot again.
+    ``absences_s``: from a loss until its slot has a process again, which may be struck before it is in a view.
     ``blocked_s``, ``latency_s``: of a durable checkpoint, the median.
     ``verify_ratio``: share of a healthy rank's time that goes into the check that replicas are equal.
     """
@@ -63,7 +74,7 @@ class Constants:
     refills_s: tuple[float, ...]
     blocked_s: float
     latency_s: float
-    absent_s: float
+    absences_s: tuple[float, ...]
     verify_ratio: float = 0.0
 
     @property
@@ -77,28 +88,54 @@ class Constants:
         return statistics.fmean(self.refills_s)
 
 
-def constants(records: Iterable[Record]) -> Constants:
-    """The machine's times, from a journal. Raises ConfigError when the run has recovered from no loss."""
+def constants(records: Iterable[Record], delay_s: float = 0.0, otherwise: Constants | None = None) -> Constants:
+    """The machine's times, from a journal.
+
+    Args:
+        records: of a run with injected faults.
+        delay_s: seconds that the run added to each stall; they are taken off.
+        otherwise: the answer when the run has recovered from no loss; None: raises ConfigError.
+    """
     listed = list(records)
     summary = Ledger().apply_all(listed).summary()
-    # Losses by faults alone: ranks that restart with the struck one are lost, too, and would make one measurement look like three.
-    stalls = tuple(max(0.0, each.stall_s) for each in summary.incidents if each.stall_s is not None and each.members and each.phases)
+    stalls = tuple(max(0.0, stall_s - delay_s) for stall_s in _stalls(listed))
     views = [(record.at_s, [member.slot for member in record.view.members]) for record in listed if isinstance(record, ViewPublished)]
     processes = [(record.at_s, [record.member.slot]) for record in listed if isinstance(record, ProcessUp)]
     refills, absences = tuple(_absences(listed, views)), tuple(_absences(listed, processes))
     saves = [each for each in listed if isinstance(each, CheckpointRecord) and each.phase == "durable" and each.level == STORE]
     if not stalls or not refills:
+        if otherwise is not None:
+            return otherwise
         raise ConfigError("calibration", summary.run, "no loss in it was recovered from", "Give the calibration more time.")
     return Constants(
         step_s=summary.median_step_s, stalls_s=stalls, refills_s=refills, blocked_s=_median([save.blocked_s for save in saves]),
         latency_s=_median([max(save.latency_s, save.blocked_s) for save in saves]),
         verify_ratio=summary.categories["verify"] / (summary.categories["verify"] + sum(summary.categories[name] for name in STEP_NAMES)),
-        absent_s=statistics.fmean(absences or refills),
+        absences_s=absences or refills,
     )  # fmt: skip
 
 
 def _median(values: Sequence[float]) -> float:
     return statistics.median(values) if values else 0.0
+
+
+def _stalls(records: Sequence[Record]) -> Iterator[float]:
+    """Seconds from the last fault's loss before a view until the ranks of this view held their state, where it took a step.
+
+    A loss within a stall begins it again: such faults have one stall, as in the simulation.
+    """
+    lost_s = formed_s = math.nan
+    for record in records:
+        match record:
+            case ProcessLost() if record.fault is not None:
+                lost_s, formed_s = record.at_s, math.nan
+            case ViewPublished():
+                formed_s = math.nan
+            case Received(what="Formed"):
+                formed_s = record.at_s
+            case Committed() if formed_s > lost_s:
+                yield formed_s - lost_s
+                lost_s = math.nan
 
 
 def _absences(records: Sequence[Record], seen: Sequence[tuple[float, Sequence[int]]]) -> Iterator[float]:
@@ -243,26 +280,34 @@ def predict(
     sample = monte_carlo(target.model, target.recovery, target.intervals, runs=100, seed=seed)
     values = np.sort(sample.shares["goodput"])
     fleet = float(values.mean()), float(np.quantile(values, 0.025)), float(np.quantile(values, 0.975))
-    rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "rehearsal")))
-    drawn = np.sort([_small_run(real, scale, faults, world, recovery, rng) for _ in range(DRAWS)])
-    run = float(drawn.mean()), float(np.quantile(drawn, 0.025)), float(np.quantile(drawn, 0.975))
+    run = goodput_of_run(real, scale, faults, world, recovery, seed)
     return RehearsalPrediction(
         closed_form=target.plan.faults.goodput, fleet=fleet, run=run, faults=len(faults), constants=real, scale=scale
     ).sealed()  # fmt: skip
 
 
+def goodput_of_run(
+    real: Constants, scale: ScaleModel, faults: Sequence[Fault], world: int, recovery: str, seed: int, drift: float = DRIFT
+) -> tuple[float, float, float]:
+    """Goodput of the small run under ``faults`` on a machine with these times: the mean, and both ends of a 95% interval."""
+    rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "rehearsal")))
+    drawn = np.sort([_small_run(real, scale, faults, world, recovery, rng, drift) for _ in range(DRAWS)])
+    return float(drawn.mean()), float(np.quantile(drawn, 0.025)), float(np.quantile(drawn, 0.975))
+
+
 def _small_run(
-    real: Constants, scale: ScaleModel, faults: Sequence[Fault], world: int, recovery: str, rng: np.random.Generator
-) -> float:  # fmt: skip
+    real: Constants, scale: ScaleModel, faults: Sequence[Fault], world: int, recovery: str, rng: np.random.Generator, deviation: float
+) -> float:
     """Goodput of one simulation of the small run. Its times are drawn from a fresh sample of the measured losses, times a random drift.
 
     So the interval covers the few measurements, the chance in the run's own losses, and a change of the machine's speed.
     """
-    drift = math.exp(rng.normal(0.0, DRIFT))
+    drift = math.exp(rng.normal(0.0, deviation))
     stalls = drift * rng.choice(rng.choice(real.stalls_s, len(real.stalls_s)), max(1, len(faults)))
     refills = drift * rng.choice(rng.choice(real.refills_s, len(real.refills_s)), max(1, len(faults)))
+    absent_s = drift * rng.choice(real.absences_s, len(real.absences_s)).mean()
     nothing, restarts = np.zeros(0), recovery == "restart"
-    times = np.array(_that_find_a_rank(faults, np.minimum(stalls, drift * real.absent_s)) if restarts else [fault.at_s for fault in faults])
+    times = np.array(_that_find_a_rank(faults, np.minimum(stalls, absent_s)) if restarts else [fault.at_s for fault in faults])
     arrivals = Arrivals(
         times, np.zeros(len(times), dtype=np.int64), np.zeros(len(times), dtype=np.int64),
         np.zeros(len(times)) if restarts else refills[: len(times)], rng.random(len(times)), nothing, nothing, nothing,
@@ -327,18 +372,27 @@ def measured(records: Iterable[Record]) -> MeasuredRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """The prediction and the measurement, side by side."""
+    """The prediction and the measurement, side by side.
+
+    ``hindsight``: the goodput that the same simulation gives with the times of recovery that the run itself showed.
+    """
 
     gpus: int
     days: float
     recovery: str
     prediction: RehearsalPrediction
     measured: MeasuredRun
+    hindsight: float
 
     @property
     def error(self) -> float:
         """Measured less predicted goodput of the small run."""
         return self.measured.goodput - self.prediction.run[0]
+
+    @property
+    def model_error(self) -> float:
+        """The part of ``error`` that is not a change of the machine between calibration and run."""
+        return self.measured.goodput - self.hindsight
 
     @property
     def inside(self) -> bool:
@@ -347,7 +401,7 @@ class Rehearsal:
 
     def to_dict(self) -> dict[str, Any]:
         """The rehearsal as plain data."""
-        return asdict(self) | {"error": self.error, "inside": self.inside}
+        return asdict(self) | {"error": self.error, "model_error": self.model_error, "inside": self.inside}
 
 
 def rows(rehearsal: Rehearsal) -> list[tuple[str, str, str]]:
@@ -368,6 +422,10 @@ def reasons(rehearsal: Rehearsal) -> list[str]:
     said = []
     verdict = "inside" if rehearsal.inside else "outside"
     said.append(f"The measurement is {100 * rehearsal.error:+.2f} points from the prediction, {verdict} the interval stated before.")
+    said.append(
+        f"With the times of recovery that the run itself showed, the simulation gives {rehearsal.hindsight:.2%}:"
+        f" {100 * rehearsal.model_error:+.2f} points are its own error, the rest is the machine's change since it was calibrated."
+    )
     if found.losses != made.faults:
         said.append(f"{made.faults} kills were planned and {found.losses} ranks were lost: a kill of an empty slot is suppressed or waits.")
     loose = [group for group in made.scale.groups if group.verdict == UNMATCHED]

@@ -114,8 +114,11 @@ class Column:
 
     @property
     def giver(self) -> int:
-        """The donor, if it gives its state to receivers beside the view's first step; else -1."""
-        return self.donor if self.receivers else -1
+        """The donor, if it gives its state to receivers beside the view's first step; else -1.
+
+        Ranks that compute together need the same shards, and each column has other receivers: there it is -1, too.
+        """
+        return self.donor if self.receivers and not self.members[self.donor].coordinate else -1
 
 
 @dataclass(frozen=True, slots=True)

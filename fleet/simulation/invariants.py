@@ -6,6 +6,7 @@ A checker sees every process's own state, and not only the coordinator's events.
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,7 @@ from fleet.protocol.records import (
     RunEnded,
     ViewPublished,
 )
+from fleet.protocol.topology import WINDOW_S as TOGETHER_S
 from fleet.protocol.types import Member, StateId, View, columns, groups
 from fleet.settings.run import WINDOW_S
 from fleet.simulation.checker import Homes, InvariantChecker, Violation
@@ -488,11 +490,16 @@ class BudgetsHold(Homes):
         return "; ".join(over)
 
     def _with_their_node(self, losses: Sequence[ProcessLost]) -> int:
-        """Losses that add nothing to the total: ranks of a group are lost with their node as one."""
+        """Losses that add nothing to the total: ranks of a group are lost with their node as one, also where it is lost again soon."""
         if self.world.settings.group == 1:
             return 0
         gone = [loss for loss in losses if isinstance(loss.cause, AgentHungUp | AgentSilent)]
-        return len(gone) - len({(self.nodes.get(loss.member), loss.at_s) for loss in gone})
+        last_s, repeats = dict[str | None, float](), 0
+        for loss in gone:
+            node = self.nodes.get(loss.member)
+            repeats += loss.at_s - last_s.get(node, -math.inf) <= TOGETHER_S
+            last_s[node] = loss.at_s
+        return repeats
 
     def _fruitless(self) -> int:
         """Most losses of one slot at the same committed step of the run. A new history at that step is no progress."""

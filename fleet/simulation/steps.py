@@ -241,7 +241,7 @@ class SimStep:
             frozenset[int].intersection(*(frozenset(received.get(view.members[each], ())) for each in together))
             for together in groups(view.members)
         ]
-        self._met.shards, self._met.generation = 0, view.generation
+        self._met.shards, self._met.generation, self._met.lost = 0, view.generation, ""
         self.rank.part(but=view.generation)
         shares = self.duties.join(column, place, contributed, column.idle if layout.spares_newcomers else ())
         kept = {shard for lo, hi in shares.kept[place] for shard in range(lo, hi)}

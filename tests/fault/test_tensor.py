@@ -10,7 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fleet.protocol.records import HistoryBegun, ProcessLost, ViewPublished
+from fleet.protocol.decisions import DomainLost
+from fleet.protocol.events import SettingChanged
+from fleet.protocol.records import DecisionMade, HistoryBegun, ProcessLost, ViewPublished
 from fleet.protocol.types import Member, columns
 from fleet.settings.run import CheckpointSettings, RunSettings, VerifySettings
 from storage.checkpoint.parts import newest_checkpoint
@@ -107,6 +109,61 @@ def test_a_spare_takes_the_coordinate_of_a_member_that_is_lost(tmp_path: Path, t
     assert called.coordinate == lost.coordinate
     assert set(again) - {called} == set(first) - {lost}, "the rest of the broken group is in it again"
     assert all(member in again for member in alone)
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_a_group_leaves_a_node_that_goes_and_spares_come(sharding: str, tmp_path: Path, truths: dict[str, str]) -> None:
+    """The node has a whole group. Nobody is called out of a step."""
+    leaving: set[Member] = set()
+
+    def misfortune(fleet: PlainFleet) -> None:
+        after(2)(fleet)
+        leaving.update(member for member in _members(fleet) if member.slot % 3 == 0)  # on node0
+        fleet.loop.call_soon_threadsafe(fleet.coordinator.announce, "node0", 60.0, "maintenance")
+        fleet.wait_for(lambda: bool(_members(fleet)) and not leaving & set(_members(fleet)))
+
+    options = {"pause_s": "0.3", "steps": "12"}
+    chosen = meshed(tmp_path, how="units", spares=2, nodes=3, optimizer_sharding=sharding, options=options)
+    outcome, records, digest = train_through(tensors.train, chosen, tmp_path, misfortune)
+    survived(outcome, records, digest, truths["units"], other_ratio=0.05)
+    assert len(leaving) == 2 and len({member.coordinate for member in leaving}) == 2, "a node has a whole group"
+    views = of(ViewPublished, records)
+    assert all(one.graceful and len(one.view.members) == 4 for one in views[1:]) and len(views) >= 2
+    assert not of(HistoryBegun, records)
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_a_world_shrinks_and_grows_by_whole_groups(sharding: str, tmp_path: Path, truths: dict[str, str]) -> None:
+    def misfortune(fleet: PlainFleet) -> None:
+        for step, world in ((2, 4), (5, 6)):
+            after(step)(fleet)
+            fleet.loop.call_soon_threadsafe(fleet.coordinator._driver.submit, SettingChanged("world", float(world)))
+            fleet.wait_for(lambda world=world: len(_members(fleet)) == world)  # type: ignore[misc]
+
+    chosen = meshed(tmp_path, 6, how="units", optimizer_sharding=sharding, options={"pause_s": "0.3", "steps": "12"})
+    outcome, records, digest = train_through(tensors.train, chosen, tmp_path, misfortune)
+    survived(outcome, records, digest, truths["units"], other_ratio=0.05)
+    assert [(len(one.view.members), one.graceful) for one in of(ViewPublished, records)] == [(6, False), (4, True), (6, True)]
+    assert not of(ProcessLost, records)
+
+
+def test_a_node_is_lost_with_a_whole_group(tmp_path: Path, truths: dict[str, str]) -> None:
+    """The other group goes on in the same history, and the loss is one line."""
+
+    def misfortune(fleet: PlainFleet) -> None:
+        after(3)(fleet)
+        fleet.call(fleet.agents["node1"].stop())
+        for slot in (1, 3):
+            fleet.kill(slot)
+        fleet.wait_for(lambda: not {1, 3} & set(fleet.coordinator.machine.state.roster.by_slot))
+        fleet.call(fleet.start_agent(1))
+
+    chosen = meshed(tmp_path, nodes=2, options={"pause_s": "0.2"})
+    outcome, records, digest = train_through(tensors.train, chosen, tmp_path, misfortune)
+    survived(outcome, records, digest, truths["layers"], other_ratio=0.1)
+    assert not of(HistoryBegun, records)
+    [gone] = [one.payload for one in of(DecisionMade, records) if isinstance(one.payload, DomainLost)]
+    assert gone.level == "node" and len(gone.members) == 2
 
 
 @pytest.mark.parametrize("sharding", SHARDINGS)

@@ -36,9 +36,9 @@ def test_chunks_move_beside_the_steps_that_follow_a_loss(sharding: str, spares: 
     exchanged: list[str] = []
     right = SimGroup.exchange
 
-    def exchange(self: SimGroup, member: object, what: object, value: object) -> object:
+    def exchange(self: SimGroup, member: object, what: object, value: object, *among: object) -> object:
         exchanged.append(f"{what} {self.view.generation}")
-        return right(self, member, what, value)  # type: ignore[arg-type]
+        return right(self, member, what, value, *among)  # type: ignore[arg-type]
 
     monkeypatch.setattr(SimGroup, "exchange", exchange)
     outcome = run(Trouble(kind="kill", point="reducing", step=5), sharding=sharding, spares=spares)
@@ -91,10 +91,10 @@ def slices_are_those_of_the_state_before(patch: Patch) -> None:
     right = SimGroup.exchange
     last: dict[object, object] = {}
 
-    def wrong(self: SimGroup, member: object, what: object, value: object) -> object:
+    def wrong(self: SimGroup, member: object, what: object, value: object, *among: object) -> object:
         if isinstance(what, tuple) and what[0] == "slices":
             value, last[member] = last.get(member, value), value
-        return right(self, member, what, value)  # type: ignore[arg-type]
+        return right(self, member, what, value, *among)  # type: ignore[arg-type]
 
     patch.setattr(SimGroup, "exchange", wrong)
 

@@ -12,6 +12,7 @@ from actors.rank.step.train_step import TrainStep
 from actors.rank.telemetry.recorder import Recorder
 from fleet.machine.candidates import StateSource
 from fleet.machine.views import make_view
+from fleet.protocol.duties import Duties
 from fleet.protocol.events import EVENTS, Ready
 from fleet.protocol.instructions import INSTRUCTIONS, Publish
 from fleet.protocol.journal import decode_line, encode_line
@@ -90,6 +91,19 @@ def test_the_coordinator_assigns_shards_to_groups() -> None:
     state.stragglers.speeds = {MEMBERS[3]: 1 / 3}
     view = make_view(state, MEMBERS, StateSource(0, (), START), START)
     assert view.ranges == ((0, 12), (0, 12), (12, 16), (12, 16)), "its group computes fewer shards than the other"
+
+
+@pytest.mark.parametrize("receivers", [(3,), (2,), (0,), (1, 2), (2, 3)])
+@pytest.mark.parametrize("held", [(), (0, 1, 2), (8, 9)])
+def test_all_ranks_of_a_group_have_the_same_shards(receivers: tuple[int, ...], held: tuple[int, ...]) -> None:
+    """Also where some columns have a rank whose state is on its way, and others have none."""
+    view, found = view_of(*receivers), []
+    for coordinate in (LEFT, RIGHT):
+        column = view.column_of(next(member for member in MEMBERS if member.coordinate == coordinate))
+        duties = Duties(SHARDS)
+        duties.join(column, 0, [held, ()])
+        found.append(duties.shares)
+    assert found[0] == found[1]
 
 
 def steps_in(view: View, whole: Group, sharding: str, ring: Path) -> tuple[str, int]:

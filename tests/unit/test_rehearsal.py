@@ -34,13 +34,23 @@ from fleet.app.rehearsal import (
 )
 from fleet.errors import ConfigError
 from fleet.host.journal import JournalWriter
-from fleet.protocol.records import ProcessLost, ProcessUp, ViewPublished
+from fleet.protocol.records import ProcessLost, ProcessUp, Received, ViewPublished
 from fleet.protocol.types import Fault, Member, Process
 from tests.golden.journals import one_loss
 
-REAL = Constants(step_s=0.05, stalls_s=(0.2, 0.3), refills_s=(6.0, 7.0), blocked_s=0.005, latency_s=0.1, absent_s=1.0)
+REAL = Constants(step_s=0.05, stalls_s=(0.2, 0.3), refills_s=(6.0, 7.0), blocked_s=0.005, latency_s=0.1, absences_s=(1.0,))
 FLEET = target_of(16_384, 54, "in-place")
 RESTARTED = target_of(16_384, 54, "restart")
+
+
+def recorded(fault: str | None = None) -> list[Any]:
+    """The story of one loss, in which the members of each view have their state 70 ms later."""
+    found = []
+    for record in one_loss(fault).records:
+        found.append(record)
+        if isinstance(record, ViewPublished):
+            found.append(Received(0, "Formed", record.at_s + 0.07, record.view.members[0], generation=record.view.generation))
+    return found
 
 
 def verdicts(scale) -> dict[str, str]:
@@ -95,16 +105,25 @@ def test_the_prediction_is_sealed_and_orders_the_policies() -> None:
 
 
 def test_what_losses_cost_here_is_read_from_a_journal() -> None:
-    found = constants(one_loss("gpu-1").records)
-    assert found.absent_s == found.refills_s[0], "when no process was noted the view is all there is"
-    assert found.stalls_s == (0.22,) and found.refills_s == pytest.approx((2.05,)) and found.step_s == pytest.approx(0.1)
+    found = constants(recorded("gpu-1"))
+    assert found.absences_s == found.refills_s, "when no process was noted the view is all there is"
+    assert found.stalls_s == pytest.approx((0.17,)) and found.refills_s == pytest.approx((2.05,)) and found.step_s == pytest.approx(0.1)
     with pytest.raises(ConfigError, match="no loss in it was recovered from"):
-        constants(one_loss().records[:20])
-    records = list(one_loss("gpu-1").records)
+        constants(recorded()[:20])
+    assert constants(recorded()[:20], otherwise=REAL) is REAL
+    assert constants(recorded("gpu-1"), delay_s=0.12).stalls_s == pytest.approx((0.05,)), "what was added is no time of the machine"
+    records = recorded("gpu-1")
     place, lost = next((place, record) for place, record in enumerate(records) if isinstance(record, ProcessLost))
     again = Member(lost.member.slot, lost.member.incarnation + 1)
     records.insert(place + 1, ProcessUp(again, Process("n0", 1, 1), "token", lost.at_s + 0.5))
-    assert constants(records).absent_s == pytest.approx(0.5)
+    assert constants(records).absences_s == pytest.approx((0.5,))
+
+
+def test_a_loss_within_a_stall_begins_it_again() -> None:
+    records = recorded("gpu-1")
+    place, lost = next((place, record) for place, record in enumerate(records) if isinstance(record, ProcessLost))
+    records.insert(place + 1, replace(lost, at_s=lost.at_s + 0.05))
+    assert constants(records).stalls_s == pytest.approx((0.12,))
 
 
 def test_what_is_due_while_all_restart_strikes_nobody() -> None:
@@ -119,7 +138,7 @@ def test_a_newcomer_that_is_struck_before_it_is_in_a_view_restarts_all_again() -
     faults = [Fault(f"f{n}", at_s, "gpu", "kill_rank", slot=0) for n, at_s in enumerate((20.0, 22.0))]
     slow = replace(REAL, stalls_s=(3.0, 3.0))
     nobody, somebody = (
-        predict(RESTARTED, replace(slow, absent_s=absent_s), scale, faults, 4, "restart", 3).run[0] for absent_s in (3.0, 1.0)
+        predict(RESTARTED, replace(slow, absences_s=(absent_s,)), scale, faults, 4, "restart", 3).run[0] for absent_s in (3.0, 1.0)
     )
     assert nobody - somebody == pytest.approx(0.75 * 2.0 / scale.duration_s, rel=0.1)  # one place of four stands empty
 
@@ -133,8 +152,10 @@ def test_start_up_is_not_counted() -> None:
 
 def test_the_sentences_say_what_differs() -> None:
     made = prediction()
-    shown = Rehearsal(gpus=16_384, days=54, recovery="in-place", prediction=made, measured=MeasuredRun(made.run[0] - 0.2, 11, 180.0, {}))
+    found = MeasuredRun(made.run[0] - 0.2, 11, 180.0, {})
+    shown = Rehearsal(gpus=16_384, days=54, recovery="in-place", prediction=made, measured=found, hindsight=found.goodput + 0.01)
     assert not shown.inside and "outside the interval" in reasons(shown)[0] and "-20.00 points" in reasons(shown)[0]
+    assert shown.model_error == pytest.approx(-0.01) and "-1.00 points are its own error" in reasons(shown)[1]
     assert [name for name, _, _ in rows(shown)][2:] == ["this run, predicted", "this run, measured"]
 
 
@@ -147,7 +168,7 @@ def test_the_prediction_is_written_between_calibration_and_run(tmp_path: Path, m
         assert settings.recovery.policy == "in-place" and chaos.on and limit_s > 0
         folder.mkdir(parents=True, exist_ok=True)
         writer = JournalWriter(folder / "journal.jsonl")
-        for record in one_loss("gpu-1").records:
+        for record in recorded("gpu-1"):
             writer.append(record)
         writer.close()
 

@@ -152,13 +152,16 @@ def _matched(modules: Mapping[str, nn.Module], weights: WeightFiles) -> dict[str
 def _reader(weights: WeightFiles, name: str, parameter: nn.Parameter) -> Read:
     if parameter.is_contiguous() and not is_divided(parameter):
         return lambda lo, hi: weights.stretch(name, lo, hi).to(parameter.dtype)
-    return functools.partial(_read_reordered, weights, name, parameter)
+    return functools.partial(_read_reordered, weights, name, parameter, local(parameter).stride())
 
 
-def _read_reordered(weights: WeightFiles, name: str, parameter: nn.Parameter, lo: int, hi: int) -> torch.Tensor:
-    """Read a parameter that is divided, or whose memory is in another order than the file's: all of it is read."""
+def _read_reordered(weights: WeightFiles, name: str, parameter: nn.Parameter, stride: tuple[int, ...], lo: int, hi: int) -> torch.Tensor:
+    """Read a parameter that is divided, or whose memory is in another order than the file's: all of it is read.
+
+    ``stride``: of its memory, when it had some. While the parameter is with other ranks it has no order.
+    """
     value, dtype = part_of(name, parameter, weights.tensor(name)), parameter.dtype
-    memory = torch.empty_strided(value.shape, local(parameter).stride(), dtype=dtype, device="cpu").copy_(value)
+    memory = torch.empty_strided(value.shape, stride, dtype=dtype, device="cpu").copy_(value)
     return memory.as_strided((value.numel(),), (1,))[lo:hi]
 
 

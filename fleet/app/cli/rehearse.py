@@ -128,8 +128,8 @@ def carry_out(
     cluster: LocalCluster, target: Prepared, base: RunSettings, folder: Path, *, faults: int, budget_s: float, mtbf_s: float = 0.0,
     losses: int = 2,
 ) -> dict[str, Any]:  # fmt: skip
-    """Calibrate, choose the scale, freeze the prediction, run. ``prediction`` and ``measured`` of a ``Rehearsal``."""
-    from fleet.app.rehearsal import chaos_of, choose, measured, predict
+    """Calibrate, choose the scale, freeze the prediction, run. ``prediction``, ``measured`` and ``hindsight`` of a ``Rehearsal``."""
+    from fleet.app.rehearsal import chaos_of, choose, constants, goodput_of_run, measured, predict
     from fleet.host.journal import read_journal
 
     real = _calibrated(cluster, base, folder / "calibration", losses, mtbf_s)
@@ -140,7 +140,10 @@ def carry_out(
     _freeze(prediction, folder / "prediction.json")
     chosen = dataclasses.replace(base, form_delay_s=scale.delay_s, options={"wait_s": str(scale.wait_s)})
     _train(cluster, chosen, chaos, folder / "run", lambda records: False, scale.duration_s)
-    return {"prediction": prediction, "measured": measured(read_journal(folder / "run" / "journal.jsonl"))}
+    records = list(read_journal(folder / "run" / "journal.jsonl"))
+    own = constants(records, scale.delay_s, otherwise=real)
+    hindsight, _, _ = goodput_of_run(own, scale, planned, base.world, base.recovery.policy, base.seed, drift=0.0)
+    return {"prediction": prediction, "measured": measured(records), "hindsight": hindsight}
 
 
 def _calibrated(cluster: LocalCluster, base: RunSettings, folder: Path, losses: int, gap_s: float) -> Constants:
