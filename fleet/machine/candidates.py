@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -34,7 +35,7 @@ def situation(machine: MachineState, now_s: float) -> Situation:
     there = [rank for rank in built if rank.process.node not in machine.roster.kept_out]
     staying = [rank for rank in there if machine.roster.stays(rank.process.node, rank.member in joined)]
     admitted = [rank for rank in staying if rank.state is not None or machine.stragglers.admits(rank.process.node, now_s)]
-    chosen = next((some for some in (admitted, staying) if len(some) >= machine.settings.min_ranks), there)
+    chosen = next((some for some in (admitted, staying) if _in_whole_groups(machine, some) >= machine.settings.min_ranks), there)
     if len(chosen) > len(staying):
         probe("ranks that were let go are needed after all")
     leaving = machine.roster.leaving
@@ -51,14 +52,15 @@ def situation(machine: MachineState, now_s: float) -> Situation:
         for rank in chosen
     )  # fmt: skip
     starting, settings = len(machine.roster.by_slot) - len(built), machine.settings
-    least = len(joined) - settings.optimizer_copies if settings.spread else 0  # ranks that stay have copies of the parts of those that go
+    copies = settings.optimizer_copies * settings.group  # of each column so many ranks may go: those that stay have copies of their parts
+    least = len(joined) - copies if settings.spread else 0
     if least > room(machine):
         probe("a smaller world is reached in several views")
     moves = machine.view is not None and chunks_move(machine, machine.view)
     return Situation(
         candidates, max(room(machine), least), settings.min_ranks, _since_s(machine, chosen), starting, machine.checkpoints.newest_id,
         replicated=not settings.spread, replica_size=settings.replica_size, coordinates=settings.coordinates,
-        may_leave=(0 if moves else settings.optimizer_copies) if settings.spread else math.inf,
+        may_leave=(0 if moves else copies) if settings.spread else math.inf,
         most=settings.shards * settings.group, margin_s=margin_s(machine),
     )  # fmt: skip
 
@@ -84,6 +86,12 @@ def _since_s(machine: MachineState, ranks: Sequence[Rank]) -> float:
     if machine.phase == Phase.RUN or any(rank.state is not None for rank in ranks):
         return machine.assembly.since_s
     return max(machine.assembly.since_s, min((rank.ready_s for rank in ranks), default=machine.assembly.since_s))
+
+
+def _in_whole_groups(machine: MachineState, ranks: Sequence[Rank]) -> int:
+    """How many of ``ranks`` can be in a view: where ranks compute together, each group has one at each coordinate."""
+    there = Counter(rank.member.coordinate for rank in ranks)
+    return machine.settings.group * min(there[coordinate] for coordinate in machine.settings.coordinates)
 
 
 def room(machine: MachineState) -> int:

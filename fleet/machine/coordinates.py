@@ -3,11 +3,14 @@
 A rank keeps its coordinate as long as it lives, as its modules are built for it. There is a rank at each coordinate for each replica that
 the world has room for. A process that comes where one is missing gets its coordinate at once. All others are spares, and have none. When a
 rank is lost, the spare that is nearest to the rest of its group is called to its coordinate. It builds its model, and joins like any rank.
+
+Where a run begins with spares, all processes are such at first: those of a node that has enough for a whole group are called before others.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 
 from fleet.machine.candidates import room
 from fleet.machine.roster import Rank
@@ -21,6 +24,8 @@ from fleet.protocol.topology import shared
 from fleet.protocol.types import Coordinate, Member, groups, in_words
 
 POLICY = "mesh"
+SETTLED_S = 2.0
+"""A run that begins waits no longer for a process, if the last one came so long ago and there are enough for its world."""
 
 
 def of_newcomer(machine: MachineState, slot: int, node: str, claimed: Coordinate) -> Coordinate:
@@ -28,7 +33,7 @@ def of_newcomer(machine: MachineState, slot: int, node: str, claimed: Coordinate
 
     Of these it is the one that the fewest ranks on its ``node`` have, so that a node with enough ranks has whole groups.
     """
-    if claimed or not machine.settings.mesh:
+    if claimed or not machine.settings.mesh or (machine.view is None and machine.settings.slots > room(machine)):
         return claimed
     here = Counter(rank.member.coordinate for rank in machine.roster.by_slot.values() if rank.process.node == node)
     own = machine.settings.coordinates[slot % machine.settings.group]
@@ -39,19 +44,35 @@ def call(machine: MachineState, now_s: float) -> None:
     """Call spares to coordinates at which ranks are missing."""
     if not machine.settings.mesh or machine.phase in (Phase.CONCLUDE, Phase.END) or machine.liveness.grace_until_s is not None:
         return
-    spares = [rank for rank in machine.roster.in_order() if not rank.member.coordinate and rank.process.node not in machine.roster.leaving]
-    for coordinate in _missing(machine) if spares else ():
-        near = [_place(machine, rank) for rank in _left_alone(machine, coordinate)]
-        spare = min(spares, key=lambda rank: -max((len(shared([place, _place(machine, rank)])) for place in near), default=0))
-        spares.remove(spare)
+    for coordinate, spare in _called(machine, now_s):
         probe("a spare is called to a coordinate")
         member = Member(spare.member.slot, spare.member.incarnation, coordinate)
         reason = f"rank {member} takes {in_words(coordinate)}, at which a rank is missing"
         machine.write(DecisionMade(POLICY, "call", reason, Called(member.slot, member.incarnation, coordinate), now_s))
         spare.member = member
         machine.say(Welcome(member.slot, spare.token, member.incarnation, coordinate))
-        if not spares:
-            return
+
+
+def _called(machine: MachineState, now_s: float) -> Iterator[tuple[Coordinate, Rank]]:
+    """Missing coordinates, and the spares that take them: those of whole groups on one node, then the nearest to each group's rest."""
+    roster, every, on_node = machine.roster, machine.settings.coordinates, defaultdict[str, list[Rank]](list)
+    for rank in roster.in_order():
+        if not rank.member.coordinate and rank.process.node not in roster.leaving:
+            on_node[rank.process.node].append(rank)
+    missing = _missing(machine) if on_node else []
+    for there in on_node.values():
+        while len(there) >= len(every) and set(missing) == set(every):
+            for coordinate in every:
+                missing.remove(coordinate)
+                yield coordinate, there.pop(0)
+    spares = [rank for there in on_node.values() for rank in there]
+    if machine.view is None and len(roster.by_slot) < machine.settings.slots and now_s - roster.came_s < SETTLED_S:
+        return  # the rest of a group may come to its node
+    for coordinate in missing[: len(spares)]:
+        near = [_place(machine, rank) for rank in _left_alone(machine, coordinate)]
+        spare = min(spares, key=lambda rank: -max((len(shared([place, _place(machine, rank)])) for place in near), default=0))
+        spares.remove(spare)
+        yield coordinate, spare
 
 
 def replay(machine: MachineState, called: Called) -> None:

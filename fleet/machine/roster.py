@@ -87,6 +87,7 @@ class Roster:
         condemned: ranks that were given up, and may live on.
         outstanding: slots of ranks that may still step in a view, and have to leave it.
         long_call_s: when a rank of the view was last known to be in a long call.
+        came_s: when the newest process came.
     """
 
     lemons: Mapping[int, Decision] = field(default_factory=dict)
@@ -104,6 +105,7 @@ class Roster:
     condemned: dict[Member, Rank] = field(default_factory=dict)
     outstanding: set[int] = field(default_factory=set)
     long_call_s: float = 0.0
+    came_s: float = 0.0
 
     def grant(self, slot: int, claimed: int | None) -> int:
         """The incarnation for a new process of ``slot``: the next one, or the claimed one that an earlier coordinator granted."""
@@ -118,6 +120,7 @@ class Roster:
 
     def add(self, rank: Rank) -> None:
         self.by_slot[rank.member.slot] = rank
+        self.came_s = rank.beat_s
 
     def remove(self, rank: Rank) -> None:
         """The process is dead, or counts as dead: it can never speak for its slot again."""

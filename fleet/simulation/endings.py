@@ -62,7 +62,10 @@ class InOrder(InvariantChecker):
         return min(states) if len(states) == len(members) > 0 else None
 
     def _can_be_written(self) -> bool:
-        """Whether a rank with the last commit is reachable, and was for a while; with sharded state, all ranks. The store worked, too."""
+        """Whether a rank with the last commit is reachable at each coordinate, and was for a while; with sharded state, all ranks.
+
+        The store worked, too.
+        """
         since_s, store = self.world.faults.asked_s, self.world.store
         ill = max(store.failing_until_s, store.refusing_until_s, store.slow_until_s) >= since_s
         members = self._view.members if self._view is not None else ()
@@ -73,10 +76,9 @@ class InOrder(InvariantChecker):
         holders = [
             rank for rank in clean if rank.protocol.state is not None and self._last is not None and rank.protocol.state >= self._last
         ]
-        spread = bool(self.world.settings.spread)
-        return not ill and (
-            len({rank.protocol.state for rank in holders}) == 1 and len(holders) == len(members) if spread else bool(holders)
-        )
+        if self.world.settings.spread:
+            return not ill and len({rank.protocol.state for rank in holders}) == 1 and len(holders) == len(members)
+        return not ill and {rank.member.coordinate for rank in holders} == {member.coordinate for member in members}
 
     def _answers(self, rank: SimRank) -> bool:
         """Whether the rank can report its state. A loop that hangs within its commit cannot, since the user's code may change the state."""

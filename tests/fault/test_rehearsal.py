@@ -45,7 +45,7 @@ def test_a_prediction_is_frozen_and_then_measured(cluster: LocalCluster, tmp_pat
 @pytest.mark.timeout(5400)
 def test_the_measurements_are_what_was_predicted(cluster: LocalCluster, tmp_path: Path) -> None:
     found, injected = {}, {}
-    for recovery, mtbf_s in itertools.product(("restart", "in-place"), (6.0, 8.0, 10.0)):
+    for recovery, mtbf_s in itertools.product(("restart", "in-place"), (6.0, 10.0)):
         folder, length = tmp_path / f"{recovery}-{mtbf_s:g}", {"faults": LENGTH, "budget_s": LENGTH * mtbf_s, "mtbf_s": mtbf_s}
         one = found[recovery, mtbf_s] = rehearsed(cluster, folder, recovery, PLENTIFUL_SEED, **length, losses=12)
         injected[recovery, mtbf_s] = count = len(executed(folder))
@@ -53,8 +53,7 @@ def test_the_measurements_are_what_was_predicted(cluster: LocalCluster, tmp_path
     assert min(injected.values()) >= 30
     for one in found.values():
         assert one.prediction.faults >= 30 <= one.measured.losses
+        assert abs(one.error) <= 0.03 and one.inside, reasons(one)
         assert abs(one.model_error) <= 0.03, reasons(one)
-    # Of six 95% intervals four or more hold what was measured in 998 of 1,000 cases.
-    assert sum(one.inside for one in found.values()) >= 4, [reasons(one) for one in found.values()]
     goodputs = [one.measured.goodput for one in found.values()]
     assert max(goodputs) - min(goodputs) >= 0.15

@@ -13,15 +13,16 @@ from chaos.settings import parse_chaos
 from fleet.app.plans import check
 from fleet.errors import ConfigError
 from fleet.ledger.tallies import Tally
+from fleet.machine.coordinates import SETTLED_S
 from fleet.protocol.causes import ProcessEnded
 from fleet.protocol.decisions import Called
-from fleet.protocol.events import ProcessLost, Ready, Tick
-from fleet.protocol.instructions import Publish, Welcome, Write
+from fleet.protocol.events import NodeLeaves, ProcessLost, Ready, SettingChanged, Tick
+from fleet.protocol.instructions import Propose, Publish, Welcome, Write
 from fleet.protocol.records import DecisionMade, HistoryBegun
-from fleet.protocol.types import Candidate, Coordinate, Member, Situation, StateId, groups
+from fleet.protocol.types import Candidate, Coordinate, Member, Process, Situation, StateId, groups
 from fleet.settings.run import Budgets, RunSettings, VerifySettings
 from policies.recovery import SETTLE_S, ReformPromoteRegrow
-from tests.unit.test_machine import STEP_3, Bench, only
+from tests.unit.test_machine import STEP_3, Bench, hello, only
 
 LEFT: Coordinate = (("tensor", 0),)
 RIGHT: Coordinate = (("tensor", 1),)
@@ -120,11 +121,14 @@ def test_each_group_of_any_view_is_whole(found: list[tuple[bool, bool, int | Non
 # ---- coordinates of processes ------------------------------------------------------------------------------------------------------------
 
 
-def started(spares: int = 1, checkpoint: tuple[str, StateId] | None = None) -> Bench:
-    made = Bench(world=4, spares=spares, mesh={"tensor": 2}, nodes=2, checkpoint=checkpoint)
+def started(spares: int = 1, checkpoint: tuple[str, StateId] | None = None, **more: Any) -> Bench:
+    made = Bench(world=4, spares=spares, mesh={"tensor": 2}, nodes=2, checkpoint=checkpoint, **more)
     for slot in range(4 + spares):
-        (welcome,) = [one for one in made.join(slot) if isinstance(one, Welcome)]
-        made.send(Ready(Member(slot, 0, welcome.coordinate)))
+        made.join(slot)
+    if spares:
+        made.after(0.1)  # nobody has a coordinate before that
+    for rank in made.machine.state.roster.in_order():
+        made.send(Ready(rank.member))
     view = only(Publish, made.after(0.1)).view
     made.form(view.members, STEP_3)
     return made
@@ -133,21 +137,79 @@ def started(spares: int = 1, checkpoint: tuple[str, StateId] | None = None) -> B
 def test_the_ranks_of_a_node_are_whole_groups_and_the_rest_are_spares() -> None:
     """Slots 0, 2 and 4 are on one node, the others on another."""
     made = started()
-    assert [rank.member.coordinate for rank in made.machine.state.roster.in_order()] == [LEFT, RIGHT, RIGHT, LEFT, ()]
+    assert [rank.member.coordinate for rank in made.machine.state.roster.in_order()] == [LEFT, LEFT, RIGHT, RIGHT, ()]
+    assert _groups_of(made) == [[0, 2], [1, 3]]
+    assert _groups_of(started(spares=0)) == [[0, 2], [3, 1]]
+
+
+def _groups_of(made: Bench) -> list[list[int]]:
     view = made.machine.state.view
     assert view is not None
-    assert [[view.members[rank].slot for rank in together] for together in groups(view.members)] == [[0, 2], [3, 1]]
+    return [[view.members[rank].slot for rank in together] for together in groups(view.members)]
+
+
+def _comes(made: Bench, slot: int) -> None:
+    """The process of ``slot``, on the first, second or third of three nodes."""
+    made.send(dataclasses.replace(hello(slot), process=Process(f"n{slot % 3}", 100 + slot, 1)))
+
+
+def test_processes_of_three_nodes_come_in_turn_and_no_group_is_on_two_of_them() -> None:
+    """Slots 0 and 3 are on one node, 1 and 4 on another, 2 and 5 on a third. The first four to come are of all three."""
+    made = Bench(world=4, spares=2, mesh={"tensor": 2}, nodes=3)
+    for slot in (2, 1, 0, 4):
+        _comes(made, slot)
+    made.after(0.1)
+    assert {rank.member.slot for rank in made.machine.state.roster.in_order() if rank.member.coordinate} == {1, 4}
+    _comes(made, 3)
+    made.after(0.1)
+    there = made.machine.state.roster.by_slot
+    assert [there[slot].member.coordinate for slot in (0, 3, 1, 4, 2)] == [LEFT, RIGHT, LEFT, RIGHT, ()]
+
+
+def test_a_run_begins_without_a_process_that_does_not_come() -> None:
+    """Each node has one rank: no group can be on one node."""
+    made = Bench(world=2, spares=1, mesh={"tensor": 2}, nodes=3)
+    _comes(made, 0)
+    _comes(made, 2)
+    made.after(0.1)
+    assert not any(rank.member.coordinate for rank in made.machine.state.roster.in_order())
+    made.through(SETTLED_S + 0.5)
+    assert [rank.member.coordinate for rank in made.machine.state.roster.in_order()] == [LEFT, RIGHT]
 
 
 def test_a_spare_is_called_to_the_coordinate_of_a_rank_that_is_lost() -> None:
     made = started()
-    made.send(ProcessLost(Member(1, 0, RIGHT), ProcessEnded()))
+    made.send(ProcessLost(Member(1, 0, LEFT), ProcessEnded()))
     welcome = only(Welcome, made.after(0.1))
-    assert (welcome.slot, welcome.coordinate) == (4, RIGHT)
-    (called,) = [record.payload for record in made.of(DecisionMade) if isinstance(record.payload, Called)]
-    assert called == Called(4, 0, RIGHT)
+    assert (welcome.slot, welcome.coordinate) == (4, LEFT)
+    called = [record.payload for record in made.of(DecisionMade) if isinstance(record.payload, Called)][-1]
+    assert called == Called(4, 0, LEFT)
     made.restart()
-    assert made.machine.state.roster.by_slot[4].member.coordinate == RIGHT, "the journal has it"
+    assert made.machine.state.roster.by_slot[4].member.coordinate == LEFT, "the journal has it"
+
+
+def test_a_rank_of_a_node_that_was_to_go_is_taken_where_its_group_lacks_one() -> None:
+    """The node was announced to go, and is there still."""
+    made = started(spares=0, checkpoint=("step-1", StateId(0, 1)))
+    made.send(NodeLeaves("n1", 1.0, "maintenance"))
+    made.send(*(ProcessLost(member, ProcessEnded()) for member in (Member(2, 0, RIGHT), Member(3, 0, LEFT))))
+    made.quiesce([0, 1], STEP_3)
+    assert len(made.machine.state.view.members) == 2  # type: ignore[union-attr]
+    made.send(ProcessLost(Member(1, 0, RIGHT), ProcessEnded()))
+    made.quiesce([0], STEP_3)
+    made.join(1, "new")
+    made.send(Ready(Member(1, 1, RIGHT)))
+    made.through(1.1 * made.settings.timeouts.start_s)  # for a full world
+    assert [str(member) for member in made.machine.state.view.members] == ["0.0", "1.1"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("sharding", ["none", "zero1", "fsdp"])
+def test_a_world_shrinks_by_a_group_also_where_the_state_of_a_column_is_spread(sharding: str) -> None:
+    """One rank of each column goes, and the others have copies of its part."""
+    made = started(spares=0, optimizer_sharding=sharding)
+    made.send(SettingChanged("world", 2.0))
+    (proposal,) = {one.view.members for one in made.through(SETTLE_S + 0.5) if isinstance(one, Propose)}
+    assert slots(proposal) == [0, 2]
 
 
 def test_a_run_that_goes_back_says_which_part_is_lost() -> None:
@@ -211,9 +273,9 @@ def test_chaos_strikes_at_a_coordinate_that_the_run_has() -> None:
 
 def test_a_page_says_at_which_coordinate_each_rank_is() -> None:
     made, tally = started(), Tally()
-    made.send(ProcessLost(Member(1, 0, RIGHT), ProcessEnded()))
+    made.send(ProcessLost(Member(1, 0, LEFT), ProcessEnded()))
     for record in (*made.journal, *[one.record for one in made.machine.handle(Tick(), 0.2) if isinstance(one, Write)]):
         tally.add(record)
     assert [(one.slot, one.coordinate, one.state) for one in tally.slots()] == [
-        (0, "tensor=0", "trains"), (1, "tensor=1", "lost"), (2, "tensor=1", "trains"), (3, "tensor=0", "trains"), (4, "tensor=1", "starts"),
+        (0, "tensor=0", "trains"), (1, "tensor=0", "lost"), (2, "tensor=1", "trains"), (3, "tensor=1", "trains"), (4, "tensor=0", "starts"),
     ]  # fmt: skip
