@@ -4,7 +4,7 @@ A rank keeps its coordinate as long as it lives, as its modules are built for it
 the world has room for. A process that comes where one is missing gets its coordinate at once. All others are spares, and have none. When a
 rank is lost, the spare that is nearest to the rest of its group is called to its coordinate. It builds its model, and joins like any rank.
 
-Where a run begins with spares, all processes are such at first: those of a node that has enough for a whole group are called before others.
+Where a run begins with spares, all processes are such at first. Those of a node that has enough for a whole group are called before others.
 """
 
 from __future__ import annotations
