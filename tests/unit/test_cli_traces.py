@@ -33,7 +33,7 @@ RUNNER = CliRunner()
 def fleet(*arguments: str) -> str:
     done = RUNNER.invoke(app, arguments, catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    return done.output
+    return done.stdout
 
 
 def refused(*arguments: str) -> str:

@@ -444,4 +444,4 @@ def test_names_are_those_of_this_version_and_the_page_has_them() -> None:
     assert [name for name in (*OTHERWISE, *REPLACED) if f"`{name}`" not in page] == []
     named = {field for field, _, _ in BY_HAND.values()}
     assert [name for name in named if f"`{name}`" not in page] == []
-    assert all(f"| {name} | {', '.join(tested)} |" in page for name, tested in TESTED.items())
+    assert all(f"Tested with {name} {', '.join(tested)};" in page for name, tested in TESTED.items())
