@@ -18,7 +18,7 @@ from tests.support.ray_hosts import RayHosts
 
 pytestmark = pytest.mark.timeout(1200)
 SCRIPT = str(ROOT / "examples" / "gpt_tensor.py")
-MESH = ("--mesh", "tensor=2", "--set", "steps=60")
+MESH = ("--mesh", "tensor=2", "--shards", "2", "--set", "steps=40")
 
 
 @pytest.fixture
