@@ -113,7 +113,7 @@ def test_a_spare_takes_the_coordinate_of_a_member_that_is_lost(tmp_path: Path, t
 
 @pytest.mark.parametrize("sharding", SHARDINGS)
 def test_a_group_leaves_a_node_that_goes_and_spares_come(sharding: str, tmp_path: Path, truths: dict[str, str]) -> None:
-    """The node has a whole group. Nobody is called out of a step."""
+    """The node has a whole group. Its ranks leave between two steps."""
     leaving: set[Member] = set()
 
     def misfortune(fleet: PlainFleet) -> None:
