@@ -25,13 +25,14 @@ from fleet.protocol.types import Coordinate, Member, groups, in_words
 
 POLICY = "mesh"
 SETTLED_S = 2.0
-"""A run that begins waits no longer for a process, if the last one came so long ago and there are enough for its world."""
+"""A run that begins with spares waits no longer for the rest of a node's group, if the last process came so long ago."""
 
 
 def of_newcomer(machine: MachineState, slot: int, node: str, claimed: Coordinate) -> Coordinate:
     """The coordinate of a new process in ``slot``: the one that it has from an earlier coordinator, or one at which ranks are missing.
 
-    Of these it is the one that the fewest ranks on its ``node`` have, so that a node with enough ranks has whole groups.
+    Of these it is the one that the fewest ranks on its ``node`` have, so that a node with enough ranks has whole groups. Where a run begins
+    with spares, it is none yet: see :func:`call`.
     """
     if claimed or not machine.settings.mesh or (machine.view is None and machine.settings.slots > room(machine)):
         return claimed
