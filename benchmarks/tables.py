@@ -387,6 +387,7 @@ BENCHMARKS: dict[str, Benchmark] = {
             "fleet_tensor_samples_lost_total": Target("=", 0),
             "fleet_tensor_bit_identical_ratio": Target("=", 1.0, why="with an undisturbed run"),
             "fleet_tensor_peak_over_plain_ratio": Target("<=", 1.05, why="beyond the start, beside a rank without axes"),
+            "native_tensor_peak_over_plain_ratio": None,
         },
     ),
     "exposed": Benchmark(

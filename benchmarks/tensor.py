@@ -5,7 +5,8 @@
   fixed order, and its gradients travel behind the backward.
 - Ranks that train are killed (SIGKILL, from outside): with a spare, and without one, where the other group computes the lost shards. The
   figures are stalls as in `recovery`, samples lost by the ledger, and the final bits beside those of an undisturbed run.
-- A rank's resident memory beside that of a rank without axes, whose plain model has the same parameters as one part has.
+- A rank's resident memory beside that of a rank without axes, whose plain model has the same parameters as one part has. PyTorch's ranks
+  are measured in both ways, too.
 
 Coordinator, agents and ranks are real; Ray is not there. The ranks' train functions are in :mod:`benchmarks.tensor_ranks`.
 """
@@ -51,14 +52,14 @@ def settings_of(shape: Shape, folder: Path, spares: int = 0, axes: bool = True, 
 
 
 def in_turns(shape: Shape, pairs: int, block: int, folder: Path, axes: bool = True) -> dict[str, Side]:
-    """Fleet's ranks and PyTorch's, in turns; without ``axes`` Fleet's alone."""
+    """Fleet's ranks and PyTorch's, in turns."""
     folder.mkdir()
     settings = settings_of(shape, folder, axes=axes, block=block, steps=steps_of(pairs, block))
     FORKED.set_forkserver_preload([*PRELOADED, tensor_ranks.__name__])
-    ranks = range(WORLD) if axes else ()
-    peers = [FORKED.Process(target=tensor_ranks.native, args=(settings.options, rank, WORLD), daemon=True) for rank in ranks]
-    fleet, sides = PlainFleet(tensor_ranks.paired, settings, folder, respawn=False), SIDES if axes else SIDES[:1]
-    return turns.in_turns(turns.both(fleet, peers, sides, settings, folder), sides, pairs, block, folder)
+    target = tensor_ranks.native if axes else tensor_ranks.plain
+    peers = [FORKED.Process(target=target, args=(settings.options, rank, settings.world), daemon=True) for rank in range(settings.world)]
+    fleet = PlainFleet(tensor_ranks.paired, settings, folder, respawn=False)
+    return turns.in_turns(turns.both(fleet, peers, SIDES, settings, folder), SIDES, pairs, block, folder)
 
 
 def steps(form: Form, folder: Path) -> Part:
@@ -66,27 +67,30 @@ def steps(form: Form, folder: Path) -> Part:
     pairs, block, shape = form.of((16, 12, STEPPED), (6, 4, STEPPED), (1, 1, SMALLEST))
     work = {
         "steps": partial(in_turns, shape, pairs, block, folder / "steps"),
+        "memory with axes": partial(in_turns, shape, 1, block, folder / "axes"),
         "memory without axes": partial(in_turns, shape, 1, block, folder / "plain", False),
     }
 
     def reported(found: dict[str, dict[str, Side]]) -> dict[str, Any]:
-        fleet, native, plain = found["steps"]["fleet"], found["steps"]["native"], found["memory without axes"]["fleet"]
+        fleet, native = found["steps"]["fleet"], found["steps"]["native"]
+        held = {"tensor": found["memory with axes"], "plain": found["memory without axes"]}
         samples = {
             "fleet_tensor_step_ms": fleet.step_ms, "native_tensor_step_ms": native.step_ms,
             "fleet_tensor_cpu_ms": fleet.cpu_ms, "native_tensor_cpu_ms": native.cpu_ms,
             **{
-                f"{name}_peak_beyond_start_bytes": [one["peak"] - one["before"] for one in side.memory]
-                for name, side in (("fleet_tensor", fleet), ("native_tensor", native), ("fleet_plain", plain))
+                f"{side}_{name}_peak_beyond_start_bytes": [one["peak"] - one["before"] for one in sides[side].memory]
+                for side in SIDES for name, sides in held.items()
             },
         }  # fmt: skip
         figures = ratio_of("fleet_tensor_step_over_native_ratio", fleet.step_ms, native.step_ms)
         figures |= ratio_of("fleet_tensor_cpu_over_native_ratio", fleet.cpu_ms, native.cpu_ms)
         figures |= {f"{name}_median": statistics.median(values) for name, values in samples.items()}
-        peaks = [figures[f"{name}_peak_beyond_start_bytes_median"] for name in ("fleet_tensor", "fleet_plain")]
-        figures["fleet_tensor_peak_over_plain_ratio"] = peaks[0] / peaks[1]
+        for side in SIDES:
+            peaks = [figures[f"{side}_{name}_peak_beyond_start_bytes_median"] for name in held]
+            figures[f"{side}_tensor_peak_over_plain_ratio"] = peaks[0] / peaks[1]
         notes = [left_out(f"_ratio_{end}", "one pair") for end in ("low", "high") if pairs == 1]
-        held = sum(one.nbytes for one in Predictor(shape.width, shape.layers, TENSOR).parameters())
-        size = f"groups of {TENSOR}; {held:,} bytes of parameters a rank, {shape.samples} samples a replica, {block} steps a block"
+        own = sum(one.nbytes for one in Predictor(shape.width, shape.layers, TENSOR).parameters())
+        size = f"groups of {TENSOR}; {own:,} bytes of parameters a rank, {shape.samples} samples a replica, {block} steps a block"
         return {"settings": {"pairs": pairs}, "figures": figures, "samples": samples, "notes": [size, *notes]}
 
     return Part(work, reported)

@@ -92,15 +92,25 @@ def paired(run: Any) -> None:
 
 def native(given: Mapping[str, str], rank: int, world: int) -> None:
     """PyTorch's side."""
+    _native(given, rank, world, TENSOR)
+
+
+def plain(given: Mapping[str, str], rank: int, world: int) -> None:
+    """PyTorch's side without axes."""
+    _native(given, rank, world, 1)
+
+
+def _native(given: Mapping[str, str], rank: int, world: int, tensor: int) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     memory, turns = Memory(given, "native", rank), Turns(given, "native", rank)
     dist.init_process_group("gloo", init_method=f"file://{given['folder']}/store", rank=rank, world_size=world)
-    replicas = world // TENSOR
-    mesh = init_device_mesh("cpu", (replicas, TENSOR), mesh_dim_names=("replica", "tensor"))
-    model = predictor(given, mesh["tensor"])
-    _pre_dp_module_transform(model)
+    replicas = world // tensor
+    mesh = init_device_mesh("cpu", (replicas, tensor), mesh_dim_names=("replica", "tensor"))
+    model = predictor(given, mesh["tensor"] if tensor > 1 else None)
+    if tensor > 1:
+        _pre_dp_module_transform(model)
     wrapped = DistributedDataParallel(model, process_group=mesh["replica"].get_group())
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-3)
     for text in batches(given, mesh["replica"].get_local_rank(), replicas, memory, turns):

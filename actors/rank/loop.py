@@ -24,7 +24,7 @@ from actors.rank.home import Home
 from actors.rank.membership.client import Client
 from actors.rank.membership.membership import Membership
 from actors.rank.membership.process_group import GroupBroken, Interrupted
-from actors.rank.membership.view_groups import ViewGroups
+from actors.rank.membership.view_groups import Meeting
 from actors.rank.mesh.run_mesh import RunMesh
 from actors.rank.once import EvaluationFigures, OneOfAll, name_of
 from actors.rank.rank_injector import RankInjector
@@ -247,8 +247,7 @@ class Run:
         self._membership.serve(state, train, self._loop.total, self._resettling(train), together)
         return train
 
-    def _resettling(self, train: TrainStep) -> Callable[[ViewGroups, View], StateId] | None:
-        """Brings the members of a view to one state, where no rank has all of it."""
+    def _resettling(self, train: TrainStep) -> Meeting | None:
         settings, protocol = self._settings, self._loop.client.protocol
         if settings.spread:
             levels = len(settings.domains)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from fleet.protocol.domains import Crowd, Place, shared_levels
 from fleet.protocol.probes import probe
-from fleet.protocol.types import StateId
+from fleet.protocol.types import StateId, View, columns
 
 BLOCK = 1024
 """Elements. No block is ever cut, so a norm that is taken block by block has the same bits at any world size."""
@@ -325,6 +325,32 @@ def settled(claims: Sequence[Claim], target: StateId) -> list[Claim]:
             claim = Claim(None, node=claim.node)
         found.append(replace(claim, ready=False))
     return found
+
+
+class Met(NamedTuple):
+    """How the members of a view have met: they hold ``state``, or it is on its way to them.
+
+    ``giver``: the rank of this one's column that gives it to this rank; -1: this rank holds it. ``receivers``: ranks of its column to which
+    this rank gives it.
+    """
+
+    state: StateId
+    giver: int = -1
+    receivers: tuple[int, ...] = ()
+
+
+def met_in_column(claims: Sequence[Claim], target: StateId, view: View, rank: int) -> Met | None:
+    """How ``rank`` of ``view`` meets the others at ``target``, where each rank has all of its column's part of the state.
+
+    In each column the first rank that holds the state gives it to those that lack it. None: some column has no such rank.
+    """
+    there = [claim.state is not None for claim in settled(claims, target)]
+    found = [(ranks, [place for place, each in enumerate(ranks) if not there[each]]) for ranks in columns(view.members).values()]
+    if any(len(lacking) == len(ranks) for ranks, lacking in found):
+        return None
+    ranks, lacking = next((ranks, lacking) for ranks, lacking in found if rank in ranks)
+    giver, me = next(place for place in range(len(ranks)) if place not in lacking), ranks.index(rank)
+    return Met(target, giver if me in lacking else -1, tuple(lacking) if me == giver else ())
 
 
 class Stretch(NamedTuple):

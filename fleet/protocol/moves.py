@@ -206,24 +206,26 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Resettle:
-    """Move the sharded state to its places in ``view``. Gives the ``StateId`` that all members hold then."""
+    """Come to one state with the members of ``view``, where no rank has all of it. Gives :class:`Met <fleet.protocol.chunks.Met>`."""
 
     view: View
 
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Learn from the donor which state it gives, and begin to receive it in the background. Gives :class:`Arriving`."""
+    """Learn which state rank ``giver`` of the column gives, and begin to receive it in the background. Gives :class:`Arriving`."""
 
     view: View
+    giver: int
 
 
 @dataclass(frozen=True, slots=True)
 class Give:
-    """Begin to give ``state`` to the receivers of ``view``."""
+    """Begin to give ``state`` to the ranks ``receivers`` of the column."""
 
     view: View
     state: StateId
+    receivers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from collections.abc import Generator
 from typing import Any
 
 from fleet.errors import FleetError, GroupLost, LoopError, RunOver
+from fleet.protocol.chunks import Met
 from fleet.protocol.duties import Duties
 from fleet.protocol.instructions import Instruction
 from fleet.protocol.member import INTERRUPT, MemberProtocol, Offer
@@ -237,7 +238,7 @@ class RankMachine:
             joining.promised = True
             yield Promise(view, self.duties.promised)
             if self.protocol.gives(view):
-                yield Give(view, state)
+                yield Give(view, state, view.column_of(self.protocol.member).receivers)
             self._check(joining)
             self.protocol.formed(state)
         except GroupLost as error:
@@ -396,26 +397,27 @@ class RankMachine:
             raise GroupLost("told to leave", joining.view.generation)
 
     def _exchange(self, view: View) -> Moves:
-        """The donor gives its state to the receivers, and the other ranks go on. A rank reports ``Formed`` once it holds the state."""
+        """Ranks give their state to those that lack it, and the others go on. A rank reports ``Formed`` once it holds the state."""
         state = self.protocol.state
         column = view.column_of(self.protocol.member)
-        donates = column.rank_of(self.protocol.member) == column.donor not in column.receivers
-        if donates and self.protocol.begins(view):
+        me = column.rank_of(self.protocol.member)
+        if me == column.donor not in column.receivers and self.protocol.begins(view):
             yield from self._begin(view)
             state = view.state
         if self.protocol.sharded:
-            state = yield Resettle(view)
+            met = yield Resettle(view)
             self.vote.begin()
-            self.protocol.formed(state)
-        elif view.rank_of(self.protocol.member) in view.receivers:
-            self.arriving = yield Receive(view)
         else:
-            state = state or view.state
-            if self.protocol.gives(view):
-                yield Give(view, state)
-                if not self.facts.steady:
-                    yield HoldStill()
-            self.protocol.formed(state)
+            giver, receivers = column.donor if me in column.receivers else -1, column.receivers if me == column.giver else ()
+            met = Met(state or view.state, giver, receivers)
+        if met.giver >= 0:
+            self.arriving = yield Receive(view, met.giver)
+            return
+        if met.receivers:
+            yield Give(view, met.state, met.receivers)
+            if not self.facts.steady:
+                yield HoldStill()
+        self.protocol.formed(met.state)
 
     def _begin(self, view: View) -> Moves:
         """No rank held a clean state: the donor starts from the checkpoint, or from the initial state of its train function."""

@@ -94,7 +94,8 @@ class Column:
     """The members of a view with one coordinate. Shards, sums, owners and guards are assigned among these ranks alone.
 
     The fields are the view's, for these members alone and in the view's order. A rank here is a place among them. ``donor`` is the view's
-    donor if that is one of them, else the first member that receives no state.
+    donor if that is one of them, else the first member that receives no state. ``waiting``: ranks whose group has a receiver, of any
+    column.
     """
 
     generation: int
@@ -102,6 +103,7 @@ class Column:
     ranges: Ranges
     donor: int
     receivers: tuple[int, ...]
+    waiting: tuple[int, ...]
 
     def rank_of(self, member: Member) -> int:
         """Place of ``member``, or -1."""
@@ -109,8 +111,8 @@ class Column:
 
     @property
     def idle(self) -> tuple[int, ...]:
-        """Ranks that compute no shard of the view's first step, as their state is on its way. Empty if they are more than half."""
-        return () if outnumbered(len(self.receivers), len(self.members)) else self.receivers
+        """Ranks that compute no shard of the view's first step, as their group's state is on its way. Empty if they are more than half."""
+        return () if outnumbered(len(self.waiting), len(self.members)) else self.waiting
 
     @property
     def giver(self) -> int:
@@ -156,8 +158,9 @@ class View:
         ranks = columns(self.members)[self.members[self.members.index(member)].coordinate]
         members, ranges = tuple(self.members[rank] for rank in ranks), tuple(self.ranges[rank] for rank in ranks)
         receivers = tuple(place for place, rank in enumerate(ranks) if rank in self.receivers)
+        waiting = tuple(place for place, group in enumerate(groups(self.members)) if not set(group).isdisjoint(self.receivers))
         donor = min(range(len(ranks)), key=lambda place: (ranks[place] != self.donor, place in receivers))
-        return Column(self.generation, members, ranges, donor, receivers)
+        return Column(self.generation, members, ranges, donor, receivers, waiting)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fleet.protocol.chunks import BLOCK, UNCUT, WHOLE, Chunk, Claim, StateCut, bounds, cut_of, guards, lost, route, settled, to_begin_with
+from fleet.protocol.chunks import (
+    BLOCK,
+    UNCUT,
+    WHOLE,
+    Chunk,
+    Claim,
+    Met,
+    StateCut,
+    bounds,
+    cut_of,
+    guards,
+    lost,
+    route,
+    settled,
+    to_begin_with,
+)
 from fleet.protocol.domains import Place, number, numbered, place_of
 from fleet.protocol.moves import Advance, Begin
 from fleet.protocol.recut import Recut
@@ -161,7 +176,7 @@ class SimChunks:
     # ---- a view begins -------------------------------------------------------------------------------------------------------------------
 
     def resettle(self, view: View) -> Steps:
-        """Move the chunks. Gives the state that all hold then. Raises Broken: ranks keep their chunks, as they were or a step further."""
+        """Move the chunks. All hold the state then. Raises Broken: ranks keep their chunks, as they were or a step further."""
         rank, group, layout = self.rank, self.rank.group, self.layout
         self._coming = None
         claims, target = yield from come_to_one(rank, view.members, view.donor, self.claim())
@@ -177,7 +192,7 @@ class SimChunks:
             yield from layout.introduce(group)
             yield from self._settle(group, there, target)
         rank.world.note("moved", rank, view.generation, target)
-        return target
+        return Met(target)
 
     def _settle(self, group: SimGroup, there: Sequence[Claim], target: StateId) -> Steps:
         """Go on with the chunks that are here, or move them first."""

@@ -105,7 +105,7 @@ class LiveDriver(Driver):
     def _share(self, move: moves.AssignShards) -> None:
         self._membership.joined()
         column = move.view.column_of(self.rank_machine.protocol.member)
-        self._train_step.join(self._membership.group, column, 0, self.rank_machine.here, move.begun)
+        self._train_step.join(self._membership.groups.column, column, 0, self.rank_machine.here, move.begun)
 
     def _reduce(self, move: moves.Reduce) -> ReductionOutcome:
         offers: list[Offer] = [move.offer]

@@ -101,9 +101,15 @@ def test_all_ranks_of_a_group_have_the_same_shards(receivers: tuple[int, ...], h
     for coordinate in (LEFT, RIGHT):
         column = view.column_of(next(member for member in MEMBERS if member.coordinate == coordinate))
         duties = Duties(SHARDS)
-        duties.join(column, 0, [held, ()])
+        duties.join(column, 0, [() if 0 in column.idle else held, ()], column.idle)
         found.append(duties.shares)
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("receivers", "idle"), [((), ()), ((3,), (1,)), ((2,), (1,)), ((2, 3), (1,)), ((0, 3), ())])
+def test_a_group_computes_nothing_while_the_state_of_a_member_is_on_its_way(receivers: tuple[int, ...], idle: tuple[int, ...]) -> None:
+    """If all groups have such a member, all compute."""
+    assert [view_of(*receivers).column_of(member).idle for member in MEMBERS] == [idle] * 4
 
 
 def steps_in(view: View, whole: Group, sharding: str, ring: Path) -> tuple[str, int]:

@@ -77,7 +77,7 @@ def reshard(train: TrainStep, group: Group, view: View, replica_size: int = 1, c
     """Where all are then."""
     protocol = cast(Any, SimpleNamespace(process=SimpleNamespace(node=f"node-{group.rank % 2}"), receiving=lambda: None))
     resharding = Resharding(train, protocol, 1, lambda: train.apply(Advance()), replica_size=replica_size)
-    return resharding.exchange(ViewGroups(group, column or group), view)
+    return resharding.exchange(ViewGroups(group, column or group), view).state
 
 
 def join(train: TrainStep, group: Group, replica_size: int = 1, shards: int = SHARDS) -> View:

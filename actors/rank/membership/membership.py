@@ -14,7 +14,7 @@ import torch
 from actors.rank.membership.client import Client
 from actors.rank.membership.process_group import Forming, Group, GroupBroken
 from actors.rank.membership.subgroup import Subgroup
-from actors.rank.membership.view_groups import ViewGroups
+from actors.rank.membership.view_groups import Meeting, ViewGroups
 from actors.rank.state.keeping import keep
 from actors.rank.state.saving import PartsPort
 from actors.rank.state.tracked import TrackedState, receive_state, send_state
@@ -25,6 +25,7 @@ from fleet.errors import GroupLost, may_pass
 from fleet.host.processor_time import cores_of_host
 from fleet.host.scheduling import be_ordinary, be_prompt, be_steady
 from fleet.protocol import moves
+from fleet.protocol.chunks import Met
 from fleet.protocol.domains import VARIABLE, site_of
 from fleet.protocol.instructions import Instruction
 from fleet.protocol.levels import STORE, level_at
@@ -77,7 +78,7 @@ class Membership:
         self._fresh = True
         self._state: TrackedState | None = None
         self._train_step: TrainStep | None = None
-        self._resettle_by: Callable[[ViewGroups, View], StateId] | None = None
+        self._resettle_by: Meeting | None = None
         self._loop, self._steadily = threading.get_native_id(), False
         self.carriers: dict[type[Move], Callable[[Any], Any]] = {
             moves.Wait: self._wait,
@@ -98,11 +99,10 @@ class Membership:
         state: TrackedState,
         train: TrainStep,
         total: int,
-        resettle: Callable[[ViewGroups, View], StateId] | None = None,
+        resettle: Meeting | None = None,
         together: int = 1,
     ) -> None:
-        """Set the state that donors give to newcomers. ``resettle``: brings the members of a view to one state, where no rank has all of
-        it."""
+        """Set the state that ranks give to newcomers. ``resettle``: None where each rank has all of it."""
         self._state, self._train_step, self._resettle_by = state, train, resettle
         self._protocol.sharded = resettle is not None
         self.rank_machine.serve(self, train.duties, train.vote, total, together)
@@ -140,19 +140,14 @@ class Membership:
         return self._train_step
 
     @property
-    def group(self) -> Group:
-        """The group of the view that this rank has joined. Raises GroupBroken: the group was dropped."""
-        generation = self.rank_machine.view.generation
-        part = self._groups.get(generation)
-        if not isinstance(part, Group):
-            raise GroupBroken("told to leave", generation)
-        return part
-
-    @property
     def groups(self) -> ViewGroups:
-        """The groups of that view in which this rank is. Raises GroupBroken."""
-        whole, view = self.group, self.rank_machine.view
-        together = self._together.get(view.generation)
+        """The groups in which this rank is, of the view that it has joined. Raises GroupBroken: they were dropped."""
+        return self._groups_in(self.rank_machine.view)
+
+    def _groups_in(self, view: View) -> ViewGroups:
+        whole, together = self._groups.get(view.generation), self._together.get(view.generation)
+        if not isinstance(whole, Group):
+            raise GroupBroken("told to leave", view.generation)
         if not isinstance(together, Group):
             return ViewGroups(whole, whole)
         places = columns(view.members)[self._protocol.coordinate]
@@ -352,38 +347,34 @@ class Membership:
         if self._receives:
             self._recorder.switch(COMPUTE)
 
-    def _resettle(self, move: moves.Resettle) -> StateId:
+    def _resettle(self, move: moves.Resettle) -> Met:
         assert self._resettle_by is not None
         self._recorder.switch(RESTORE)
         return self._resettle_by(self.groups, move.view)
 
     def _give(self, move: moves.Give) -> None:
-        state, train, group = self._state, self._served, self._groups.get(move.view.generation)
+        state, train, group = self._state, self._served, self._groups_in(move.view).column
         assert state is not None
-        if not isinstance(group, Group):
-            raise GroupBroken("told to leave", move.view.generation)
         if not train.gradients.buffers.constant:
             self._recorder.switch(RESTORE)
 
-        receivers = move.view.column_of(self._protocol.member).receivers
-
         def give() -> None:
-            for receiver in receivers:
+            for receiver in move.receivers:
                 group.send(torch.tensor([move.state.history, move.state.step, train.gradients.trained.checksum], device="cpu"), receiver)
-            for receiver in receivers:
+            for receiver in move.receivers:
                 send_state(group, receiver, state)
 
         self._receives, self._transfer = False, Transfer(give, "fleet-give")
 
     def _receive(self, move: moves.Receive) -> Arriving:
         """Receive the number of the coming state, and begin to receive the state."""
-        state, train, group = self._state, self._served, self.group
-        view, donor = move.view, move.view.column_of(self._protocol.member).donor
+        state, train, view = self._state, self._served, move.view
+        group = self._groups_in(view).column
         assert state is not None
         self._recorder.switch(RESTORE)
         train.reset()
         numbers = torch.empty(3, dtype=torch.int64, device="cpu")
-        group.recv(numbers, donor)
+        group.recv(numbers, move.giver)
         history, step, trained = numbers.tolist()
 
         def dirty() -> None:
@@ -391,7 +382,7 @@ class Membership:
                 self.rank_machine.receiving(view)
 
         def take() -> None:
-            receive_state(group, donor, state, dirty)
+            receive_state(group, move.giver, state, dirty)
             with self._client.lock:
                 self.rank_machine.received(view, StateId(history, step))
                 self._obey()

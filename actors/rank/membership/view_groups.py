@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from actors.rank.membership.process_group import Group
+from fleet.protocol.chunks import Met
+from fleet.protocol.types import View
 
 
 class ViewGroups(NamedTuple):
@@ -19,3 +22,7 @@ class ViewGroups(NamedTuple):
     whole: Group
     column: Group
     together: Group | None = None
+
+
+Meeting = Callable[[ViewGroups, View], Met]
+"""Brings the members of a view to one state, where no rank has all of it."""

@@ -25,8 +25,7 @@ from actors.rank.step.clipping import SplitNorms, block_norms
 from actors.rank.step.kept_sums import KeptSums
 from actors.rank.step.layout import LayoutInputs, OwnWord, StateLayout, all_finite
 from actors.rank.zero1.layout import Zero1Layout
-from fleet.protocol.chunks import WHOLE, Claim
-from fleet.protocol.types import Coordinate, StateId, View, columns
+from fleet.protocol.types import Coordinate, View, columns
 
 
 @dataclass
@@ -112,8 +111,6 @@ class InColumns(StateLayout):
 class ColumnLayout(InColumns):
     """Each rank has its column's part whole: the ranks of a column are replicas of each other."""
 
-    spares_newcomers = False
-
     def __init__(self, given: LayoutInputs, group: TensorGroup, coordinate: Coordinate) -> None:
         super().__init__(given, group, coordinate)
         self.kept_sums = KeptSums(self.gradients, given.vote)
@@ -128,18 +125,6 @@ class ColumnLayout(InColumns):
 
     def resume(self) -> None:
         self.kept_sums.resume()
-
-    def claim(self) -> Claim:
-        """This rank's claim when a view begins."""
-        at = self.given.duties.at
-        return self.given.vote.claim(at, (WHOLE,) if at is not None else (), (), complete=True, node=0)
-
-    def begin(self, state: StateId) -> None:
-        self.given.duties.at = state
-
-    def lose(self) -> None:
-        """This rank's state is of no use: it receives another."""
-        self.given.duties.at = None
 
     # ---- vote ----------------------------------------------------------------------------------------------------------------------------
 

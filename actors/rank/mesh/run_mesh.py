@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from actors.rank.membership.client import Client
-from actors.rank.membership.view_groups import ViewGroups
+from actors.rank.membership.view_groups import Meeting
 from fleet.errors import ConfigError, FleetError, RunOver
-from fleet.protocol.types import Coordinate, StateId, View
+from fleet.protocol.types import Coordinate
 from fleet.settings.run import RunSettings
 
 if TYPE_CHECKING:
@@ -103,8 +103,7 @@ class RunMesh:
 
         return IN_COLUMNS[given.settings.optimizer_sharding](given, self._made[0], self.coordinate)
 
-    def meeting(self, train: TrainStep, advance: Callable[[], Any]) -> Callable[[ViewGroups, View], StateId]:
-        """Brings the members of a view to one state."""
+    def meeting(self, train: TrainStep, advance: Callable[[], Any]) -> Meeting:
         from actors.rank.mesh.meeting import ColumnMeeting
 
         return ColumnMeeting(train, self._client.protocol, advance).exchange
