@@ -157,9 +157,11 @@ $(RUN_READY): requirements-dev.txt pyproject.toml actors/rank/state/_stream.c
 	$(BIN)/python -c 'import importlib, actors.hosts; [importlib.import_module(name) for name in actors.hosts.IMPORTED]'  # compiles them
 	@touch $@
 
-# The file names all that is needed: nothing is left to be resolved. Few of its modules are imported, so none is compiled ahead.
+# The file names all that is needed: nothing is left to be resolved, and two halves are unpacked at a time. Few modules are imported, so
+# none is compiled ahead.
 $(READY): $(RUN_READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile -r requirements-dev.txt
+	split -n r/2 requirements-dev.txt $(VENV)/half-
+	ls $(VENV)/half-* | xargs -n 1 -P 2 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile -r
 	$(BIN)/python -m pip check
 	@touch $@
 

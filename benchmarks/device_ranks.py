@@ -39,7 +39,7 @@ from tests.support.plain import FORKED, PRELOADED, PlainFleet
 SEED, SHARDS, BATCH, CONTEXT, HEADS, BYTES = 7, 8, 64, 64, 4, 256
 SETTLED_STEPS = 3
 """Steps at full world before the next kill."""
-REPLACED_S, RUN_S = 60.0, 240.0
+REPLACED_S, RUN_S = 120.0, 1200.0
 STORE_S, PEERS_S = 5.0, 3.0
 """Seconds between durable checkpoints, and between copies in the other node's memory."""
 WARM_STEPS = 10

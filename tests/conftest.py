@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from tests.support.watching import Watched
 
 
+FILES = 16
+"""So many files are told with their times."""
+
 hypothesis.settings.register_profile("fleet", deadline=None)  # how long an example takes says how busy the machine is
 hypothesis.settings.load_profile("fleet")
 
@@ -44,6 +49,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = [item for item in items if tiers.tier_of(item.nodeid) == tier]
     config.hook.pytest_deselected(items=[item for item in items if tiers.tier_of(item.nodeid) != tier])
     items[:] = chosen
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Tell which files of a tier take longest. The times of workers that run beside each other are added up."""
+    if config.getoption("--tier") is None:
+        return
+    took_s = Counter[str]()
+    for report in itertools.chain.from_iterable(terminalreporter.stats.values()):
+        took_s[getattr(report, "nodeid", "").partition("::")[0]] += getattr(report, "duration", 0.0)
+    total_s = took_s.total()
+    terminalreporter.section(f"longest files, of {total_s:.0f} s")
+    for file, seconds in took_s.most_common(FILES):
+        terminalreporter.line(f"{seconds:7.1f} s {seconds / total_s:5.1%} {file}")
 
 
 def pytest_collection_finish() -> None:

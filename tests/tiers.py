@@ -33,7 +33,6 @@ TIERS: dict[str, tuple[str, ...]] = {
     "processes": (
         "tests/contract", "tests/fault",
         "tests/fault/test_bit_identity.py::test_faults_and_world_size_change_no_bit[0]",
-        "tests/fault/test_experiments.py::test_an_experiment_that_is_cut_off_never_says_violated[has-a-view-INT]",
         "tests/fault/test_experiments.py::test_an_experiment_that_is_cut_off_never_says_violated[step-1-TERM]",
         "tests/fault/test_bit_identity.py::test_faults_and_world_size_change_no_bit[1]",
         "tests/fault/test_fsdp.py::test_a_storm_changes_no_bit[0]",

@@ -24,8 +24,6 @@ from fleet.protocol.topology import shared
 from fleet.protocol.types import Coordinate, Member, groups, in_words
 
 POLICY = "mesh"
-SETTLED_S = 2.0
-"""A run that begins with spares waits no longer for the rest of a node's group, if the last process came so long ago."""
 
 
 def of_newcomer(machine: MachineState, slot: int, node: str, claimed: Coordinate) -> Coordinate:
@@ -67,7 +65,7 @@ def _called(machine: MachineState, now_s: float) -> Iterator[tuple[Coordinate, R
                 missing.remove(coordinate)
                 yield coordinate, there.pop(0)
     spares = [rank for there in on_node.values() for rank in there]
-    if machine.view is None and len(roster.by_slot) < machine.settings.slots and now_s - roster.came_s < SETTLED_S:
+    if machine.view is None and len(roster.by_slot) < machine.settings.slots and now_s - roster.came_s < machine.settings.timeouts.start_s:
         return  # the rest of a group may come to its node
     for coordinate in missing[: len(spares)]:
         near = [_place(machine, rank) for rank in _left_alone(machine, coordinate)]

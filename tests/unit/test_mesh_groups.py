@@ -13,7 +13,6 @@ from chaos.settings import parse_chaos
 from fleet.app.plans import check
 from fleet.errors import ConfigError
 from fleet.ledger.tallies import Tally
-from fleet.machine.coordinates import SETTLED_S
 from fleet.protocol.causes import ProcessEnded
 from fleet.protocol.decisions import Called
 from fleet.protocol.events import NodeLeaves, ProcessLost, Ready, SettingChanged, Tick
@@ -173,7 +172,7 @@ def test_a_run_begins_without_a_process_that_does_not_come() -> None:
     _comes(made, 2)
     made.after(0.1)
     assert not any(rank.member.coordinate for rank in made.machine.state.roster.in_order())
-    made.through(SETTLED_S + 0.5)
+    made.through(made.settings.timeouts.start_s + 0.5)
     assert [rank.member.coordinate for rank in made.machine.state.roster.in_order()] == [LEFT, RIGHT]
 
 
