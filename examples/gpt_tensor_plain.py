@@ -12,7 +12,16 @@ import torch.distributed as dist
 from gpt import Source, loss_fn
 from gpt_tensor_model import build
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, DistributedSampler
+
+
+def clip(gradients: list[torch.Tensor], norm: float) -> None:
+    """``clip_grad_norm_`` takes DTensors or other tensors, and not both."""
+    norms = [one.norm() for one in gradients]
+    whole = torch.stack([one.full_tensor() if isinstance(one, DTensor) else one for one in norms]).norm()
+    for one in gradients:
+        one *= min(1.0, norm / (float(whole) + 1e-6))
 
 
 def train(mesh: DeviceMesh, steps: int) -> None:
@@ -26,7 +35,7 @@ def train(mesh: DeviceMesh, steps: int) -> None:
             part = getattr(parameter.grad, "_local_tensor", parameter.grad)
             dist.all_reduce(part, group=replicas.get_group())
             part /= replicas.size()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        clip([one.grad for one in model.parameters()], 1.0)
         optimizer.step()
         optimizer.zero_grad()
 

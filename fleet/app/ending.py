@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ MOST_LOSSES = 3
 """Number of the largest losses of time that are named."""
 WORTH_A_WORD = 0.001
 """Least share of a run's money from which on the store's cost is named here. The report always has it."""
+MOST_REASONS = 2
+"""Number of reasons that are named for which faults were suppressed."""
 MOST_RANGES = 4
 """Number of stretches of steps computed twice that are named."""
 
@@ -111,13 +114,21 @@ def _faults(data: Mapping[str, Any], context: EndContext) -> str:
     counts = data["counts"]
     kinds = [f"{phases['executed']} {kind}" for kind, phases in counts["faults_by_kind"].items() if phases.get("executed")]
     lost = f"{counts['in_view_losses']} rank{'' if counts['in_view_losses'] == 1 else 's'} lost while training"
-    back = _back(data)
-    if kinds:
-        return f"{counts['executed']} struck ({', '.join(kinds)}); {lost}{back}"
+    back, suppressed = _back(data), _suppressed(data)
+    if kinds or suppressed:
+        struck = f"{counts['executed']} struck ({', '.join(kinds)})" if kinds else "no fault struck"
+        return f"{struck}{suppressed}; {lost}{back}"
     if context.first_fault_s is None:
         return f"none were planned; {lost}{back}"
     trained = f", and the run was over after {duration(data['trained_s'])}" if data.get("trained_s") is not None else ""
     return f"no fault struck: the first was due after {duration(context.first_fault_s)} of training{trained}; {lost}{back}"
+
+
+def _suppressed(data: Mapping[str, Any]) -> str:
+    """The number of faults that were due and not carried out, and the most frequent reasons."""
+    phases = (phase for each in data["faults"] for phase in each["phases"])
+    reasons = Counter(phase["detail"] for phase in phases if phase["phase"] == "suppressed")
+    return f", {reasons.total()} suppressed ({'; '.join(reason for reason, _ in reasons.most_common(MOST_REASONS))})" if reasons else ""
 
 
 def _back(data: Mapping[str, Any]) -> str:

@@ -51,9 +51,9 @@ class Story:
     def lost(self, slot: int, incarnation: int, at: float, *, generation: int = 1, fault: str | None = None, cause: Cause = KILLED) -> None:
         self.records.append(r.ProcessLost(Member(slot, incarnation), cause, fault, generation, -1, -1, "", at_s=at / 1e3))
 
-    def fault(self, name: str, kind: str, phase: FaultPhase, at: float, slot: int = 0) -> None:
+    def fault(self, name: str, kind: str, phase: FaultPhase, at: float, slot: int = 0, detail: str = "") -> None:
         fault = Fault(name, at / 1e3, "gpu", kind, slot=slot)
-        self.records.append(r.FaultRecord(fault, phase, (Member(slot, 0),), "", at_s=at / 1e3))
+        self.records.append(r.FaultRecord(fault, phase, (Member(slot, 0),), detail, at_s=at / 1e3))
 
     def committed(self, step: int, at: float, history: int = 0) -> None:
         self.records.append(r.Committed(StateId(history, step), at / 1e3))

@@ -215,7 +215,7 @@ def test_the_loop_gains_few_lines() -> None:
 
 def test_the_loop_of_a_tensor_group_has_six_lines_that_the_plain_one_has_not() -> None:
     plain, ours = ({line.strip() for line in _train_of(f"examples/gpt_tensor{name}.py")} for name in ("_plain", ""))
-    assert len(ours - plain) <= 6, ours - plain
+    assert 0 < len(ours - plain) <= 6, ours - plain
 
 
 def test_each_port_that_the_code_opens_is_in_the_table() -> None:
@@ -378,8 +378,3 @@ def write_anew() -> None:
 
 if __name__ == "__main__":
     write_anew()
-
-
-def test_a_loop_with_tensor_groups_is_ported_in_six_lines() -> None:
-    plain, ours = (_train_of(f"examples/gpt_tensor{name}.py") for name in ("_plain", ""))
-    assert 0 < len([line for line in ours if line not in plain]) <= 6

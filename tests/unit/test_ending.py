@@ -46,7 +46,10 @@ def test_a_run_that_completed_ends_with_eight_lines_at_most_and_how_to_load_its_
     assert reported["goodput"].endswith("% of 2 ranks' time")
     assert reported["lost"].startswith("init 1")
     unknown = "goes_on (no fault has stopped or slowed the run), bits (no bit was flipped, and no twin has run to compare with)"
-    assert reported["faults"] == f"1 struck (1 kill_rank); 1 rank lost while training; 5 checks ok; not known: {unknown}"
+    assert (
+        reported["faults"]
+        == f"1 struck (1 kill_rank), 1 suppressed (the run is about to end); 1 rank lost while training; 5 checks ok; not known: {unknown}"
+    )
     assert reported["saved"] == "step 60, in file:///runs/story"
     assert reported["twin"] == "equal, bit for bit, without faults, world 2: sha256 ab"
     load = 'torch.load("model.pt", weights_only=True)["model"], or as run.track named it'
@@ -153,6 +156,17 @@ def test_chaos_that_did_not_strike_is_no_test() -> None:
     due = "the first was due after 41.0 s of training, and the run was over after 7.0 s"
     assert reported["faults"] == f"no fault struck: {due}; 0 ranks lost while training"
     assert lines(data(story))["faults"] == "none were planned; 0 ranks lost while training"
+
+
+def test_faults_that_were_suppressed_are_told_with_their_reasons() -> None:
+    """Once a run in which chaos left the last rank of each coordinate said only that no fault struck."""
+    story = Story(world=1)
+    for number, reason in enumerate(("it would leave no rank at tensor=1", "it would leave no rank at tensor=1", "its slot is empty")):
+        story.fault(f"gpu-{number}", "kill_rank", "suppressed", 1000.0 * number, detail=reason)
+    story.ended(9000)
+    reported = lines(data(story, trained_s=7.0), EndContext("story", "", 1.0))["faults"]
+    reasons = "it would leave no rank at tensor=1; its slot is empty"
+    assert reported == f"no fault struck, 3 suppressed ({reasons}); 0 ranks lost while training"
 
 
 # ---- what is expected ------------------------------------------------------------------------------------------------------------------
