@@ -116,8 +116,8 @@ def _faults(data: Mapping[str, Any], context: EndContext) -> str:
     lost = f"{counts['in_view_losses']} rank{'' if counts['in_view_losses'] == 1 else 's'} lost while training"
     back, suppressed = _back(data), _suppressed(data)
     if kinds or suppressed:
-        struck = f"{counts['executed']} struck ({', '.join(kinds)})" if kinds else "no fault struck"
-        return f"{struck}{suppressed}; {lost}{back}"
+        injected = f"{counts['executed']} struck ({', '.join(kinds)})" if kinds else "no fault struck"
+        return f"{injected}{suppressed}; {lost}{back}"
     if context.first_fault_s is None:
         return f"none were planned; {lost}{back}"
     trained = f", and the run was over after {duration(data['trained_s'])}" if data.get("trained_s") is not None else ""

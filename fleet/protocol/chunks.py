@@ -327,8 +327,8 @@ def settled(claims: Sequence[Claim], target: StateId) -> list[Claim]:
     return found
 
 
-class Met(NamedTuple):
-    """How the members of a view have met: they hold ``state``, or it is on its way to them.
+class ViewState(NamedTuple):
+    """The state of a view, as it is for one of its ranks: the rank holds it, or it is on its way.
 
     ``giver``: the rank of this one's column that gives it to this rank; -1: this rank holds it. ``receivers``: ranks of its column to which
     this rank gives it.
@@ -339,7 +339,7 @@ class Met(NamedTuple):
     receivers: tuple[int, ...] = ()
 
 
-def met_in_column(claims: Sequence[Claim], target: StateId, view: View, rank: int) -> Met | None:
+def state_in_column(claims: Sequence[Claim], target: StateId, view: View, rank: int) -> ViewState | None:
     """How ``rank`` of ``view`` meets the others at ``target``, where each rank has all of its column's part of the state.
 
     In each column the first rank that holds the state gives it to those that lack it. None: some column has no such rank.
@@ -350,7 +350,7 @@ def met_in_column(claims: Sequence[Claim], target: StateId, view: View, rank: in
         return None
     ranks, lacking = next((ranks, lacking) for ranks, lacking in found if rank in ranks)
     giver, me = next(place for place in range(len(ranks)) if place not in lacking), ranks.index(rank)
-    return Met(target, giver if me in lacking else -1, tuple(lacking) if me == giver else ())
+    return ViewState(target, giver if me in lacking else -1, tuple(lacking) if me == giver else ())
 
 
 class Stretch(NamedTuple):

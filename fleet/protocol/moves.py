@@ -206,7 +206,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Resettle:
-    """Come to one state with the members of ``view``, where no rank has all of it. Gives :class:`Met <fleet.protocol.chunks.Met>`."""
+    """Come to one state with the members of ``view``, where no rank has all of it. Gives its ``ViewState``."""
 
     view: View
 

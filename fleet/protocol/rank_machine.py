@@ -13,7 +13,7 @@ from collections.abc import Generator
 from typing import Any
 
 from fleet.errors import FleetError, GroupLost, LoopError, RunOver
-from fleet.protocol.chunks import Met
+from fleet.protocol.chunks import ViewState
 from fleet.protocol.duties import Duties
 from fleet.protocol.instructions import Instruction
 from fleet.protocol.member import INTERRUPT, MemberProtocol, Offer
@@ -409,7 +409,7 @@ class RankMachine:
             self.vote.begin()
         else:
             giver, receivers = column.donor if me in column.receivers else -1, column.receivers if me == column.giver else ()
-            met = Met(state or view.state, giver, receivers)
+            met = ViewState(state or view.state, giver, receivers)
         if met.giver >= 0:
             self.arriving = yield Receive(view, met.giver)
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleet.protocol.chunks import WHOLE, Claim, met_in_column
+from fleet.protocol.chunks import WHOLE, Claim, state_in_column
 from fleet.protocol.types import StateId, View
 from fleet.simulation.clockwork import Steps
 from fleet.simulation.groups import Broken
@@ -18,7 +18,7 @@ class SimColumnLayout(SimLayout):
     def resettle(self, view: View) -> Steps:
         rank = self.rank
         claims, target = yield from come_to_one(rank, view.members, view.donor, self.claim())
-        met = met_in_column(claims, target, view, view.rank_of(rank.member))
+        met = state_in_column(claims, target, view, view.rank_of(rank.member))
         if met is None:
             rank.world.note("lost", rank, view.generation)
             rank.protocol.incomplete()

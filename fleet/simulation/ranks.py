@@ -199,7 +199,7 @@ class SimLayout:
         return claim
 
     def resettle(self, view: View) -> Steps:
-        """Come to one state with the other members of ``view``. Gives ``Met``. Raises Broken."""
+        """Come to one state with the other members of ``view``. Gives ``ViewState``. Raises Broken."""
         return (yield from self.kept.resettle(view))
 
     def place(self, column: Column, cut: StateCut) -> None:

@@ -11,8 +11,8 @@ from fleet.protocol.chunks import (
     WHOLE,
     Chunk,
     Claim,
-    Met,
     StateCut,
+    ViewState,
     bounds,
     cut_of,
     guards,
@@ -192,7 +192,7 @@ class SimChunks:
             yield from layout.introduce(group)
             yield from self._settle(group, there, target)
         rank.world.note("moved", rank, view.generation, target)
-        return Met(target)
+        return ViewState(target)
 
     def _settle(self, group: SimGroup, there: Sequence[Claim], target: StateId) -> Steps:
         """Go on with the chunks that are here, or move them first."""

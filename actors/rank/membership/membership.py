@@ -25,7 +25,7 @@ from fleet.errors import GroupLost, may_pass
 from fleet.host.processor_time import cores_of_host
 from fleet.host.scheduling import be_ordinary, be_prompt, be_steady
 from fleet.protocol import moves
-from fleet.protocol.chunks import Met
+from fleet.protocol.chunks import ViewState
 from fleet.protocol.domains import VARIABLE, site_of
 from fleet.protocol.instructions import Instruction
 from fleet.protocol.levels import STORE, level_at
@@ -347,7 +347,7 @@ class Membership:
         if self._receives:
             self._recorder.switch(COMPUTE)
 
-    def _resettle(self, move: moves.Resettle) -> Met:
+    def _resettle(self, move: moves.Resettle) -> ViewState:
         assert self._resettle_by is not None
         self._recorder.switch(RESTORE)
         return self._resettle_by(self.groups, move.view)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from actors.rank.membership.process_group import Group
-from fleet.protocol.chunks import Met
+from fleet.protocol.chunks import ViewState
 from fleet.protocol.types import View
 
 
@@ -24,5 +24,5 @@ class ViewGroups(NamedTuple):
     together: Group | None = None
 
 
-Meeting = Callable[[ViewGroups, View], Met]
+Meeting = Callable[[ViewGroups, View], ViewState]
 """Brings the members of a view to one state, where no rank has all of it."""

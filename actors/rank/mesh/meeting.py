@@ -15,7 +15,7 @@ from actors.rank.membership.view_groups import ViewGroups
 from actors.rank.mesh.layout import ColumnLayout
 from actors.rank.step.train_step import TrainStep
 from actors.rank.zero1.resharding import come_to_one
-from fleet.protocol.chunks import WHOLE, Met, met_in_column
+from fleet.protocol.chunks import WHOLE, ViewState, state_in_column
 from fleet.protocol.member import MemberProtocol
 from fleet.protocol.types import View
 
@@ -30,7 +30,7 @@ class ColumnMeeting:
     def __init__(self, train: TrainStep, protocol: MemberProtocol, advance: Callable[[], None]) -> None:
         self._train, self._protocol, self._advance = train, protocol, advance
 
-    def exchange(self, groups: ViewGroups, view: View) -> Met:
+    def exchange(self, groups: ViewGroups, view: View) -> ViewState:
         """Meet in ``view``.
 
         Raises GroupBroken: each rank is as before, or a step further. If a column has no rank with the state, all ranks find and report it.
@@ -39,7 +39,7 @@ class ColumnMeeting:
         at = None if self._protocol.dirty else self._protocol.state
         mine = vote.claim(at, (WHOLE,) if at is not None else (), (), complete=True, node=0)
         claims, target = come_to_one(whole, mine, view.donor, vote, self._protocol, self._advance)
-        met = met_in_column(claims, target, view, whole.rank)
+        met = state_in_column(claims, target, view, whole.rank)
         if met is None:
             self._protocol.incomplete()
             raise GroupBroken("no rank of a column of the view holds its state", whole.generation)

@@ -30,8 +30,8 @@ from fleet.protocol.chunks import (
     Chunk,
     ChunkRun,
     Claim,
-    Met,
     StateCut,
+    ViewState,
     chunks_of,
     cut_of,
     guards,
@@ -113,7 +113,7 @@ class Resharding:
         self._depth, self._replica_size = levels + 1, replica_size
         self._node = number(place_of(os.environ.get(VARIABLE, ""), protocol.process.node), self._depth)
 
-    def exchange(self, groups: ViewGroups, view: View) -> Met:
+    def exchange(self, groups: ViewGroups, view: View) -> ViewState:
         """Meet in ``view``. All ranks then hold the state.
 
         Raises GroupBroken: each rank is as before, or a step further, and no chunk is lost by it. When no member of a column has a chunk,
@@ -122,7 +122,7 @@ class Resharding:
         with self._layout.moving():
             return self._exchange(groups, view)
 
-    def _exchange(self, groups: ViewGroups, view: View) -> Met:
+    def _exchange(self, groups: ViewGroups, view: View) -> ViewState:
         kept_here, group, me = self._kept, groups.column, groups.column.rank
         kept_here.stop()
         mine = replace(kept_here.claim(self._node), pace_s=self._train.pace_s)
@@ -152,7 +152,7 @@ class Resharding:
             recut = Recut(cut, wanted, group.size, kept_here.chunks.extents, places, first=first_elements(claims))
             moving = MovingChunks(group, kept_here.chunks, recut, self._train.device, self._asked(wanted, me, places))
         kept_here.move(moving)
-        return Met(target)
+        return ViewState(target)
 
     def _keep_those_of(self, cut: StateCut, rank: int) -> None:
         """Keep this rank's chunks of ``cut``, which it holds, and no others: nothing else will be stepped."""
