@@ -58,7 +58,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     took_s = Counter[str]()
     for report in itertools.chain.from_iterable(terminalreporter.stats.values()):
         took_s[getattr(report, "nodeid", "").partition("::")[0]] += getattr(report, "duration", 0.0)
-    total_s = took_s.total()
+    if not (total_s := took_s.total()):
+        return
     terminalreporter.section(f"longest files, of {total_s:.0f} s")
     for file, seconds in took_s.most_common(FILES):
         terminalreporter.line(f"{seconds:7.1f} s {seconds / total_s:5.1%} {file}")

@@ -398,8 +398,7 @@ class RankMachine:
 
     def _exchange(self, view: View) -> Moves:
         """Ranks give their state to those that lack it, and the others go on. A rank reports ``Formed`` once it holds the state."""
-        state = self.protocol.state
-        column = view.column_of(self.protocol.member)
+        state, column = self.protocol.state, view.column_of(self.protocol.member)
         me = column.rank_of(self.protocol.member)
         if me == column.donor not in column.receivers and self.protocol.begins(view):
             yield from self._begin(view)
