@@ -157,9 +157,10 @@ class View:
         """The column of ``member``, which is in the view."""
         ranks = columns(self.members)[self.members[self.members.index(member)].coordinate]
         members, ranges = tuple(self.members[rank] for rank in ranks), tuple(self.ranges[rank] for rank in ranks)
-        receivers = tuple(place for place, rank in enumerate(ranks) if rank in self.receivers)
-        waiting = tuple(place for place, group in enumerate(groups(self.members)) if not set(group).isdisjoint(self.receivers))
-        donor = min(range(len(ranks)), key=lambda place: (ranks[place] != self.donor, place in receivers))
+        receiving = frozenset(self.receivers)
+        receivers = tuple(place for place, rank in enumerate(ranks) if rank in receiving)
+        waiting = tuple(place for place, group in enumerate(groups(self.members)) if not receiving.isdisjoint(group))
+        donor = min(range(len(ranks)), key=lambda place: (ranks[place] != self.donor, ranks[place] in receiving))
         return Column(self.generation, members, ranges, donor, receivers, waiting)
 
 

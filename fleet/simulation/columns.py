@@ -29,7 +29,7 @@ class SimColumnLayout(SimLayout):
     def claim(self) -> Claim:
         protocol = self.rank.protocol
         at = None if protocol.dirty else protocol.state
-        return self.rank.rank_machine.vote.claim(at, (WHOLE,) if at is not None else (), (), complete=True, node=0)
+        return self.rank.rank_machine.vote.claim(at, (WHOLE,), (), complete=True, node=0)
 
     def put_back(self, value: int, at: StateId, *, turns: bool) -> None:
         super().put_back(value, at, turns=turns)

@@ -95,13 +95,15 @@ def test_the_coordinator_assigns_shards_to_groups() -> None:
 
 @pytest.mark.parametrize("receivers", [(3,), (2,), (0,), (1, 2), (2, 3)])
 @pytest.mark.parametrize("held", [(), (0, 1, 2), (8, 9)])
-def test_all_ranks_of_a_group_have_the_same_shards(receivers: tuple[int, ...], held: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("spares_newcomers", [False, True])
+def test_all_ranks_of_a_group_have_the_same_shards(spares_newcomers: bool, receivers: tuple[int, ...], held: tuple[int, ...]) -> None:
     """Also where some columns have a rank whose state is on its way, and others have none."""
     view, found = view_of(*receivers), []
     for coordinate in (LEFT, RIGHT):
         column = view.column_of(next(member for member in MEMBERS if member.coordinate == coordinate))
         duties = Duties(SHARDS)
-        duties.join(column, 0, [() if 0 in column.idle else held, ()], column.idle)
+        idle = column.idle if spares_newcomers else ()
+        duties.join(column, 0, [() if 0 in idle else held, ()], idle)
         found.append(duties.shares)
     assert found[0] == found[1]
 

@@ -37,7 +37,7 @@ class ColumnMeeting:
         """
         whole, vote = groups.whole, self._train.vote
         at = None if self._protocol.dirty else self._protocol.state
-        mine = vote.claim(at, (WHOLE,) if at is not None else (), (), complete=True, node=0)
+        mine = vote.claim(at, (WHOLE,), (), complete=True, node=0)
         claims, target = come_to_one(whole, mine, view.donor, vote, self._protocol, self._advance)
         met = state_in_column(claims, target, view, whole.rank)
         if met is None:

@@ -60,7 +60,7 @@ class Contributions:
         self._shards, self._gradients, self._reducer, self._recorder = settings.shards, gradients, reducer, recorder
         self.losses: dict[int, float] = {}
         self.group, self.rank = Group(0, 0, 1, gradients.parameters[0].device), 0
-        self.whole, self.places, self._receivers = self.group, tuple(range(1)), tuple[int, ...]()
+        self.whole, self.places, self._receivers = self.group, tuple(range(1)), frozenset[int]()
         self._together: list[tuple[int, ...]] = [(0,)]
         self.side = SideChannel(self.group)
         self._sent: list[tuple[Work, torch.Tensor]] = []  # messages on their way to the peers, whose memory must stay
@@ -78,11 +78,11 @@ class Contributions:
         :meth:`TrainStep.join`."""
         self.group, self.column, self.rank = group, column, rank
         if view is None:
-            self.whole, self._receivers, self.places = group, column.receivers, tuple(range(group.size))
+            self.whole, self._receivers, self.places = group, frozenset(column.receivers), tuple(range(group.size))
             self._together = [(place,) for place in self.places]
         else:
             members = view.view.members
-            self.whole, self._receivers, self._together = view.groups.whole, view.view.receivers, groups(members)
+            self.whole, self._receivers, self._together = view.groups.whole, frozenset(view.view.receivers), groups(members)
             self.places = columns(members)[members[self.whole.rank].coordinate]
         self.log.begin_view()
 
