@@ -13,6 +13,7 @@ import os
 import platform
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -85,13 +86,42 @@ def one_piece(what: str, do: Callable[[], Mapping[str, Any]]) -> Part:
     return Part({what: do}, lambda found: found[what])
 
 
+class PartsFailedError(Exception):
+    """Parts of a benchmark failed.
+
+    Attributes:
+        measured: the results of the other parts as one, with a note for each part that failed.
+    """
+
+    def __init__(self, message: str, measured: Mapping[str, Any]) -> None:
+        super().__init__(message)
+        self.measured = measured
+
+
 def in_parts(name: str, parts: Sequence[Part]) -> dict[str, Any]:
-    """Do all pieces of all parts, one after the other, and return their results as one."""
+    """Do all pieces of all parts, one after the other, and return their results as one.
+
+    Raises:
+        PartsFailedError: a piece failed. Its traceback is on standard error, the rest of its part was left out, other parts were done.
+    """
     found: list[dict[str, Any]] = [{} for _ in parts]
-    pieces = [(into, what, do) for into, part in zip(found, parts, strict=True) for what, do in part.work.items()]
-    for into, what, do in on_the_way(name, pieces, said=lambda piece: piece[1]):
-        into[what] = do()
-    return together(part.summarize(given) for part, given in zip(parts, found, strict=True))
+    failed: dict[int, str] = {}
+    pieces = [(number, what, do) for number, part in enumerate(parts) for what, do in part.work.items()]
+    for number, what, do in on_the_way(name, pieces, said=lambda piece: piece[1]):
+        if number in failed:
+            continue
+        try:
+            found[number][what] = do()
+        except Exception as error:  # noqa: BLE001 - raised below, when the other parts are done
+            traceback.print_exc()
+            failed[number] = f"a part failed at {what!r} and has no figures: {type(error).__name__}: {error}"
+    measured = together(
+        part.summarize(given) for number, (part, given) in enumerate(zip(parts, found, strict=True)) if number not in failed
+    )
+    if failed:
+        measured["notes"] += failed.values()
+        raise PartsFailedError(f"benchmark {name}: {'; '.join(failed.values())}", measured)
+    return measured
 
 
 def machine() -> Result:
@@ -171,7 +201,7 @@ def show(result: Result) -> None:
 
 
 def run(name: str, measure: Callable[[Form], Mapping[str, Any]], argv: list[str] | None = None) -> Result:
-    """The command line of benchmark ``name``; ``measure(form)`` does the work."""
+    """The command line of benchmark ``name``; ``measure(form)`` does the work. What was measured is written also where a part failed."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=measure.__doc__)
     forms = parser.add_mutually_exclusive_group()
     forms.add_argument("--quick", dest="form", action="store_const", const=Form.QUICK, help="fewer repetitions; ends within 5 minutes")
@@ -182,11 +212,18 @@ def run(name: str, measure: Callable[[Form], Mapping[str, Any]], argv: list[str]
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
     before = stolen()
-    result = complete(name, measure(options.form))
+    failed: PartsFailedError | None = None
+    try:
+        measured = measure(options.form)
+    except PartsFailedError as error:
+        failed, measured = error, error.measured
+    result = complete(name, measured)
     result["settings"] = {"form": options.form, **result["settings"]}
     smoke = [SMOKE_NOTE] if options.form == Form.SMOKE else []
     result["notes"] = [*result["notes"], *smoke, *stolen_note(before, stolen())]
     show(result)
     if options.json is not None:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
+    if failed is not None:
+        raise failed
     return result

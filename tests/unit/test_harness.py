@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
-from benchmarks.harness import Part, in_parts, on_the_way, one_piece
+from benchmarks.harness import Part, PartsFailedError, in_parts, on_the_way, one_piece, run
 
 
 def test_each_item_is_said_before_it_with_what_is_left(capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,3 +39,19 @@ def test_the_pieces_of_all_parts_are_counted_together(capsys: pytest.CaptureFixt
     assert found == {"settings": {}, "figures": {"one": 1, "two": 2, "three": 3}, "samples": {}, "notes": ["one, two", "", "three"]}
     said = capsys.readouterr().err.splitlines()
     assert [line.partition(" (")[0] for line in said] == ["mesh: 1 of 3: one", "mesh: 2 of 3: two", "mesh: 3 of 3: three"]
+
+
+def test_what_was_measured_is_written_where_a_part_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def reported(found: dict[str, int]) -> dict[str, object]:
+        return {"settings": {}, "figures": found, "samples": {}, "notes": []}
+
+    def fails() -> int:
+        raise TimeoutError("240 s without a commit")
+
+    parts = [Part({"killed": fails, "its twin": lambda: 1}, reported), one_piece("three", lambda: reported({"three": 3}))]
+    with pytest.raises(PartsFailedError, match="'killed'.*240 s without a commit"):
+        run("mesh", lambda form: in_parts("mesh", parts), ["--json", str(tmp_path / "mesh.json")])
+    written = json.loads((tmp_path / "mesh.json").read_text())
+    assert written["figures"] == {"three": 3}, "the rest of the part that failed was not done"
+    assert "a part failed at 'killed'" in written["notes"][0]
+    assert "Traceback" in capsys.readouterr().err
