@@ -161,8 +161,8 @@ def kills(form: Form, folder: Path) -> Part:
     """Kills at ten million parameters with a twin, and without a spare; and at one and fifty million."""
     sizes = form.of(KILLED, {"10m": KILLED["10m"]}, {"10m": SMALLEST})
     shapes = sizes | {NO_SPARE: sizes["10m"]}
-    count = form.of({"1m": 6, "10m": 24, "50m": 10, NO_SPARE: 10}, {"10m": 4, NO_SPARE: 2}, {"10m": 1, NO_SPARE: 1})
-    pause_s, each = form.of(0.25, 0.25, 0.1), form.of(12, 10, 60)
+    count = form.of({"1m": 6, "10m": 20, "50m": 10, NO_SPARE: 10}, {"10m": 4, NO_SPARE: 2}, {"10m": 1, NO_SPARE: 1})
+    pause_s, each = form.of(0.25, 0.25, 0.1), form.of(10, 10, 60)
     total = {name: each * (count[name] + 1) for name in shapes}
     pieces = {f"{count[name]} kills at {name} parameters": name for name in sizes}
     pieces[f"{count[NO_SPARE]} kills at 10m parameters without a spare"] = NO_SPARE
@@ -203,8 +203,8 @@ def kills(form: Form, folder: Path) -> Part:
 
 def groups(form: Form, folder: Path) -> Part:
     """Kills of members of two groups that are replicas of each other, Fleet's and torchft's; the twin has no groups."""
-    shape, count, theirs = form.of(KILLED["10m"], KILLED["10m"], SMALLEST), form.of(24, 3, 1), form.of(12, 2, 1)
-    pause_s, each = form.of(0.25, 0.25, 0.1), form.of(12, 10, 60)
+    shape, count, theirs = form.of(KILLED["10m"], KILLED["10m"], SMALLEST), form.of(20, 3, 1), form.of(8, 2, 1)
+    pause_s, each = form.of(0.25, 0.25, 0.1), form.of(10, 10, 60)
     total = each * (count + 1)
 
     def reported(found: dict[str, Any]) -> dict[str, Any]:
