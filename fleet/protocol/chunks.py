@@ -136,43 +136,47 @@ def cut_of(guarded: Sequence[Sequence[int]]) -> StateCut:
     return StateCut(tuple((owner, *chosen) for owner, chosen in enumerate(guarded)))
 
 
-def inherited(held: Sequence[Sequence[Chunk]]) -> StateCut | None:
+def inherited(held: Sequence[Sequence[Chunk]], adding: Sequence[Collection[Chunk]] = ()) -> StateCut | None:
     """The cut with which a view can begin when no chunk moves: each chunk is kept by all ranks that hold it.
 
     None when the ranks do not hold all chunks of any one size. Chunks of several sizes are held where a move was cut short. Then the
     smallest size that is held whole counts. A chunk with few holders is the first to get an owner, and a rank that owns few chunks is the
-    first to become one.
+    first to become one. Ranks that add up the chunk's gradients come first, so that the step can go on.
 
     Args:
-        held: by view rank, the chunks that it holds.
+        held: by view rank, the chunks that it holds. ``adding``: those whose gradients it adds up in the present step; (): of no rank.
     """
     for size in sorted({size for chunks in held for size, _ in chunks}):
-        holders: list[list[int]] = [[] for _ in range(size)]
+        holders, adders = ([list[int]() for _ in range(size)] for _ in range(2))
         for rank, chunks in enumerate(held):
             for index in sorted({index for one, index in chunks if one == size}):
                 holders[index].append(rank)
+                if adding and (size, index) in adding[rank]:
+                    adders[index].append(rank)
         if all(holders):
-            return StateCut(tuple(map(tuple, _with_owners(holders, len(held)))))
+            return StateCut(tuple(map(tuple, _with_owners(holders, adders, len(held)))))
     return None
 
 
-def to_begin_with(held: Sequence[Sequence[Chunk]], wanted: StateCut) -> StateCut | None:
+def to_begin_with(
+    held: Sequence[Sequence[Chunk]], wanted: StateCut, adding: Sequence[Collection[Chunk]] = ()
+) -> StateCut | None:  # fmt: skip
     """The cut with which a view begins, towards the cut ``wanted``; None: chunks have to move to ``wanted`` first.
 
     They have to where one rank has the whole, as when a history begins, and where the ranks hold no whole cut.
     """
     if all(set(chunks) == set(wanted.kept(rank)) for rank, chunks in enumerate(held)):
         return wanted
-    return None if any(WHOLE in chunks for chunks in held) else inherited(held)
+    return None if any(WHOLE in chunks for chunks in held) else inherited(held, adding)
 
 
-def _with_owners(holders: Sequence[Sequence[int]], ranks: int) -> list[list[int]]:
-    """The holders of each chunk, its owner first."""
+def _with_owners(holders: Sequence[Sequence[int]], adders: Sequence[Sequence[int]], ranks: int) -> list[list[int]]:
+    """The holders of each chunk: its owner, others of its ``adders``, the rest."""
     owned, found = Counter[int](), [list(each) for each in holders]
     for index in sorted(range(len(holders)), key=lambda index: len(holders[index])):
-        owner = min(holders[index], key=lambda rank: (owned[rank], (rank - index) % ranks))
+        owner = min(adders[index] or holders[index], key=lambda rank: (owned[rank], (rank - index) % ranks))
         owned[owner] += 1
-        found[index] = [owner, *(rank for rank in holders[index] if rank != owner)]
+        found[index] = list(dict.fromkeys([owner, *adders[index], *holders[index]]))
     return found
 
 
@@ -298,6 +302,7 @@ class Claim:
         node: number of the member's place: see :func:`fleet.protocol.domains.number`.
         chunks: the chunks that the member holds, its own and copies, at the cuts of any earlier view.
         pace_s: seconds of its last steps, the shortest; 0 when it has taken none.
+        adds: bit i: the member adds up the gradients of ``chunks[i]`` in the present step.
     """
 
     state: StateId | None
@@ -307,6 +312,21 @@ class Claim:
     node: int = 0
     chunks: tuple[Chunk, ...] = ()
     pace_s: float = 0.0
+    adds: int = 0
+
+    @property
+    def adding(self) -> frozenset[Chunk]:
+        """The chunks of :attr:`adds`."""
+        return frozenset(chunk for number, chunk in enumerate(self.chunks) if self.adds >> number & 1)
+
+
+MOST_ADDED = 50
+"""Of its first chunks, so many at most a claim says whether they are added up: as many bits travel as one number."""
+
+
+def added(chunks: Sequence[Chunk], adding: Collection[Chunk]) -> int:
+    """:attr:`Claim.adds` of a member that holds ``chunks`` and adds up ``adding``."""
+    return sum(1 << number for number, chunk in enumerate(chunks[:MOST_ADDED]) if chunk in adding)
 
 
 def follows(claim: Claim, target: StateId) -> bool:

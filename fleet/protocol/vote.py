@@ -6,11 +6,11 @@ Pure: live and simulated ranks use this same object. The rank machine asks it, a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fleet.protocol.chunks import Chunk, Claim, follows
+from fleet.protocol.chunks import Chunk, Claim, added, follows
 from fleet.protocol.types import StateId
 
 
@@ -110,12 +110,22 @@ class CommitVote:
         """This rank keeps its sums, and can take the step without any peer."""
         return self.phase in (VotePhase.READY, VotePhase.COMMIT)
 
-    def claim(self, at: StateId | None, chunks: tuple[Chunk, ...], beside: tuple[Chunk, ...], *, complete: bool, node: int) -> Claim:
+    def claim(
+        self,
+        at: StateId | None,
+        chunks: tuple[Chunk, ...],
+        beside: tuple[Chunk, ...],
+        *,
+        complete: bool,
+        node: int,
+        adding: Collection[Chunk] = (),
+    ) -> Claim:
         """This rank's claim when a view begins, for its ``chunks`` of the state ``at``. ``beside``: chunks that came for a view that did
-        not form. A rank that can take the step takes it with ``chunks`` alone. ``complete`` and ``node``: see :class:`Claim`."""
+        not form. A rank that can take the step takes it with ``chunks`` alone. ``complete``, ``node`` and ``adding``: see
+        :class:`Claim`."""
         if at is None:
             return Claim(None, node=node)
-        return Claim(at, self.keeps, self.factor, complete, node, chunks + (() if self.keeps else beside))
+        return Claim(at, self.keeps, self.factor, complete, node, chunks + (() if self.keeps else beside), adds=added(chunks, adding))
 
     def follow(self, claims: Sequence[Claim], me: int, target: StateId) -> bool:
         """Whether this rank has to take, from its kept sums and with their factor, a step to ``target`` that other ranks have taken.

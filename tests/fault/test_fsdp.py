@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,17 @@ def test_a_rank_is_lost_where_units_have_none_or_some_of_the_parameters(units: s
     outcome, records, digest = train_through(trains.plain, cut(tmp_path, world=3, options=options), tmp_path, misfortune)
     survived(outcome, records, digest, whole)
     assert not of(HistoryBegun, records), "the chunks of the second one had come to others"
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_loss_costs_the_shards_of_the_lost_rank_and_not_the_step(copies: int, tmp_path: Path, whole: str) -> None:
+    """Gradients of each shard have gone to a guard, too, and a shard that is begun goes on when a server of its units is lost."""
+    chosen = cut(tmp_path, world=3, optimizer_copies=copies)
+    outcome, records, digest = train_through(trains.dies_in_its_second_shard, chosen, tmp_path)
+    survived(outcome, records, digest, whole)
+    notes = [path.read_text().splitlines() for path in (tmp_path / "flags").glob("shards-*")]
+    noted = Counter(int(shard) for lines in notes for number, shard in map(str.split, lines) if number == "10")
+    assert sorted(noted.values()) == [1] * 6 + [2] * 2, f"the lost rank had begun two shards, and the others keep theirs: {noted}"
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])

@@ -341,14 +341,35 @@ def dies_while_others_compute(run: Any) -> None:
     _loop(run, in_shard=inject, tail=note_commit)
 
 
+def note_shard(run: Any, step: Any) -> None:
+    with open(Path(run.options["flags"]) / f"shards-{run.slot}-{os.getpid()}", "a") as file:
+        file.write(f"{step.number} {step.shard}\n")
+
+
 def with_shards_noted(run: Any) -> None:
     """Each rank notes every shard that it computes."""
+    _loop(run, in_shard=note_shard)
 
-    def note(run: Any, step: Any) -> None:
-        with open(Path(run.options["flags"]) / f"shards-{run.slot}-{os.getpid()}", "a") as file:
-            file.write(f"{step.number} {step.shard}\n")
 
-    _loop(run, in_shard=note)
+def dies_in_its_second_shard(run: Any) -> None:
+    """Slot 1 is killed in its second shard of step 10, once. Each other rank is in its second shard, too, and stays there until then.
+
+    Each rank notes every shard that it computes.
+    """
+    flags = Path(run.options["flags"])
+
+    def inject(run: Any, step: Any) -> None:
+        note_shard(run, step)
+        if step.number != 10 or step.shard != step.shards[1] or (flags / "died").exists():
+            return
+        (flags / f"second-{run.slot}").touch()
+        for slot in {0, 1, 2} - {run.slot}:
+            until(flags / f"second-{slot}")
+        if run.slot == 1 and once(run, "died"):
+            die()
+        until(flags / "died")
+
+    _loop(run, in_shard=inject)
 
 
 def with_loader(run: Any) -> None:

@@ -11,9 +11,10 @@ those of any other reduction of the same shards. :class:`PeerExchange` combines 
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
 import torch
@@ -28,9 +29,9 @@ from actors.rank.step.layout import LayoutInputs
 from actors.rank.step.sums import ShardSums
 from actors.rank.tags import Tag
 from fleet.errors import FleetError
-from fleet.protocol.chunks import LATEST_S, SILENT_S, UNCUT, Readiness, StateCut, Turn, bounds, can_accept, can_serve
+from fleet.protocol.chunks import LATEST_S, SILENT_S, UNCUT, Chunk, Readiness, StateCut, Turn, bounds, can_accept, can_serve
 from fleet.protocol.records import COMM
-from fleet.protocol.types import StateId
+from fleet.protocol.types import Member, StateId
 
 ADDRESS_BYTES = 96
 UNDER_WAY_BYTES = 64 << 20
@@ -78,12 +79,15 @@ class PeerExchange:
         self.missed, self.in_shard = "", False
         self._still, self._changes = True, 0
         self._loop = threading.get_ident()
-        self._owned, self._copied = dict[Stretch, tuple[int, ...]](), list[Stretch]()
-        patience_s, called_away = min(SILENT_S, given.settings.timeouts.collective_s), given.called_away
-        self._sums, self._sender = Sums(given.settings.shards, mean), Sender(called_away, patience_s)
+        self._owned, self._adding, self._guarded = dict[Stretch, tuple[int, ...]](), list[Stretch](), list[Stretch]()
+        self._adders, self._counted, self._some_count = 1, True, False
+        self._began: StateId | None = None
+        self._from: dict[int, set[Member]] = {}  # by shard, the ranks that had to compute it in this attempt
+        self._patience_s = min(SILENT_S, given.settings.timeouts.collective_s)
+        self._sums, self._sender = Sums(given.settings.shards, mean), Sender(given.called_away, self._patience_s)
         self._server = PeerServer(given.host, self._serve, self)
         self._ahead = AheadFetch(self._try)
-        self.fetcher = PeerFetcher(lambda: self._ahead.dropped or (self.in_shard and called_away()), patience_s)
+        self.fetcher = PeerFetcher(self._patience, self._patience_s)
 
     def close(self) -> None:
         """Nothing is served, fetched or contributed any more."""
@@ -94,8 +98,23 @@ class PeerExchange:
 
     @property
     def useless(self) -> str:
-        """Why the loop body's current computation does not count; empty while it counts."""
-        return self.missed or self._sender.failed
+        """Why the loop body's current computation does not count; empty while it counts.
+
+        Where a guard adds up beside the owner, a shard may count in the next view though one of them is lost.
+        """
+        return self.missed or ("" if self._twice else self._sender.failed)
+
+    @property
+    def _twice(self) -> bool:
+        """Gradients go to the owner of their chunk and to a guard, so that a loss costs the lost rank's shards and not the step."""
+        return self._adders > 1
+
+    def _patience(self) -> float:
+        """Seconds for which a server may be silent now."""
+        if self._ahead.dropped:
+            return 0.0
+        called_away = self.in_shard and self._given.called_away()
+        return (GRACE_S if self._twice else 0.0) if called_away else self._patience_s
 
     # ---- this rank's place in the view ---------------------------------------------------------------------------------------------------
 
@@ -123,21 +142,59 @@ class PeerExchange:
         addresses = [Address.unpacked(row.numpy().tobytes()) for row in rows]
         self._met = _Meeting(addresses, Turn(group.generation, 0), group.rank)
 
-    def place(self, cut: StateCut, asked: Sequence[tuple[int, ...]]) -> None:
-        """This rank has its chunks of the view that was introduced last. ``asked``: by chunk, the ranks that this rank asks for it, in
-        order."""
+    def place(self, cut: StateCut, asked: Sequence[tuple[int, ...]], members: Sequence[Member]) -> None:
+        """This rank has its chunks of the view that was introduced last, and the step begins or goes on. Then call :meth:`count`.
+
+        Args:
+            asked: by chunk, the ranks that this rank asks for it, in order.
+            members: of the view. Gradients of others do not count: nobody can say any more what their shards' losses were.
+        """
         self.missed = ""
         self._sender.begin()
-        self._at = self._met
-        self.turn_to(cut, asked)
-        self.begin_step()
+        with self._moved:
+            self._at, self._counted, here = self._met, False, self._given.duties.at
+            goes_on = here is not None and self._began == here and self._cut.size == cut.size
+            self._adders = 1 + (self._given.settings.shards > len(members))
+            self.turn_to(cut, asked)
+            if not goes_on:
+                self.begin_step()
+                return
+            for member, shards in self._given.duties.had.items():
+                for shard in shards:
+                    self._from.setdefault(shard, set()).add(member)
+            lost = {shard for shard, those in self._from.items() if not those.issubset(members)}
+            self._sums.go_on(self._adding, self._guarded, lost)
+
+    @property
+    def adding(self) -> Collection[Chunk]:
+        """The chunks whose gradients this rank adds up."""
+        return [(self._cut.size, index) for index, keepers in enumerate(self._cut.keepers) if self._at.rank in keepers[: self._adders]]
+
+    @property
+    def there(self) -> Collection[int]:
+        """The shards whose gradients this rank has, of all chunks that it owns."""
+        return self._sums.held(self._owned)
+
+    def count(self, shards: Collection[int]) -> None:
+        """Of the present step, ``shards`` count in this view: their gradients are with all owners, and ranks of the view have their
+        losses."""
+        with self._moved:
+            if not shards:
+                self.begin_step()
+            self._counted, self._some_count = True, bool(shards)
+            complete = self._sums.complete(self._owned)
+            self._moved.notify_all()
+        for stretch, mean in complete.items():
+            self._tell(stretch, mean)
 
     def turn_to(self, cut: StateCut, asked: Sequence[tuple[int, ...]]) -> None:
         """This rank has its chunks of another cut, at the beginning of a step. Call it within :meth:`moving`."""
         self._cut, self._asked = cut, asked
-        chunks = [(self._stretches(index), keepers) for index, keepers in enumerate(cut.keepers) if self._at.rank in keepers]
-        self._owned = {one: keepers[1:] for stretches, keepers in chunks if keepers[0] == self._at.rank for one in stretches}
-        self._copied = [one for stretches, keepers in chunks if keepers[0] != self._at.rank for one in stretches]
+        me, self._some_count = self._at.rank, False
+        chunks = [(self._stretches(index), keepers) for index, keepers in enumerate(cut.keepers) if me in keepers]
+        self._owned = {one: keepers[1:] for stretches, keepers in chunks if keepers[0] == me for one in stretches}
+        self._adding = [one for stretches, keepers in chunks if me in keepers[: self._adders] for one in stretches]
+        self._guarded = [one for stretches, keepers in chunks if me not in keepers[: self._adders] for one in stretches]
 
     def _stretches(self, index: int) -> list[Stretch]:
         """A chunk, in all flat buffers whose gradients leave."""
@@ -148,7 +205,8 @@ class PeerExchange:
     def begin_step(self) -> None:
         """The state is that of the next step, without contributions yet."""
         with self._moved:
-            self._sums.begin(self._owned, self._copied)
+            self._began, self._some_count, self._from = self._given.duties.at, False, {}
+            self._sums.begin(self._adding, self._guarded)
 
     def repeat(self) -> None:
         """All ranks compute the step once more: contributions of the last attempt are refused."""
@@ -241,23 +299,28 @@ class PeerExchange:
     # ---- gradients that leave ------------------------------------------------------------------------------------------------------------
 
     def send(self, shard: int, packed: Mapping[int, torch.Tensor]) -> None:
-        """Send each owner its stretch of the gradient of ``shard``. ``packed``: the whole gradient, by flat buffer."""
+        """Send those who add up a chunk their stretch of the gradient of ``shard``. ``packed``: the whole gradient, by flat buffer."""
         if self._at is NOWHERE or self.useless:  # a rehearsal; or some parameters were missing in the computation
             return
         for flat, whole in packed.items():
             host = whole.cpu()
             for index, keepers in enumerate(self._cut.keepers):
                 lo, hi = bounds(self._chunks.extents[flat], (self._cut.size, index))
-                if lo < hi:
-                    self._contribute(keepers[0], shard, (flat, lo, hi), host[lo:hi])
+                for adder in keepers[: self._adders] if lo < hi else ():
+                    self._contribute(adder, shard, (flat, lo, hi), host[lo:hi])
 
-    def _contribute(self, owner: int, shard: int, stretch: Stretch, elements: torch.Tensor) -> None:
-        if owner != self._at.rank:
-            self._sender.send(self._at.addresses[owner], self._contribution(stretch, shard), elements)
+    def _contribute(self, adder: int, shard: int, stretch: Stretch, elements: torch.Tensor) -> None:
+        if adder != self._at.rank:
+            self._sender.send(self._at.addresses[adder], self._contribution(stretch, shard), elements)
             return
         with self._moved:
             self._count(stretch, shard, elements.clone())  # a view would keep the memory of the whole
             self._moved.notify_all()
+
+    def leave(self) -> None:
+        """This rank leaves its view: give its contributions a moment to arrive, since they may count in the next view."""
+        if self._twice:
+            self._sender.drain(GRACE_S)
 
     def flush(self, group: Group) -> None:
         """Wait until all contributions of this rank have arrived. Raises GroupBroken."""
@@ -279,7 +342,7 @@ class PeerExchange:
         stretch = (request.flat, request.lo, request.hi)
         with self._moved:
             self._moved.wait_for(lambda: self._fate(request) is not Readiness.LATER, LATEST_S)
-            known = self._sums.keeps(stretch) if request.shard == SUM else self._sums.owns(stretch)
+            known = self._sums.keeps(stretch) if request.shard == SUM else self._sums.adds(stretch)
             if self._fate(request) is not Readiness.NOW or not known:
                 return False
             self._count(stretch, request.shard, elements)
@@ -287,14 +350,21 @@ class PeerExchange:
         return True
 
     def _fate(self, request: PeerRequest) -> Readiness:
-        return can_accept((self._given.duties.at, self._at.turn), (request.state, request.turn), still=self._still)
+        return can_accept((self._given.duties.at, self._at.turn), (request.state, request.turn), still=self._still and self._counted)
 
     def _count(self, stretch: Stretch, shard: int, elements: torch.Tensor) -> None:
         if shard == SUM:
             self._sums.know(stretch, elements)
-        elif (mean := self._sums.add(stretch, shard, elements)) is not None:
-            for guard in self._owned[stretch]:  # without a wait, as a thread that waits here receives nothing
-                self._sender.send(self._at.addresses[guard], self._contribution(stretch, SUM), mean, waits=False)
+        elif (mean := self._sums.add(stretch, shard, elements)) is not None and stretch in self._owned:
+            self._tell(stretch, mean)
+
+    def _tell(self, stretch: Stretch, mean: torch.Tensor) -> None:
+        """Send the mean of a chunk that this rank owns to guards that do not add it up themselves, or only since the view began."""
+        guards, adding = self._owned[stretch], self._adders - 1
+        for number, guard in enumerate(guards if self._some_count else guards[adding:], 0 if self._some_count else adding):
+            # without a wait, as a thread that waits here receives nothing
+            request, address = self._contribution(stretch, SUM), self._at.addresses[guard]
+            self._sender.send(address, request, mean, waits=False, needed=number >= adding)
 
     def _contribution(self, stretch: Stretch, shard: int) -> PeerRequest:
         assert self._given.duties.at is not None
@@ -340,24 +410,27 @@ class Sender:
         self._called_away, self._patience_s = called_away, patience_s
         self._changed = threading.Condition()
         self._peers: dict[Address, PeerSender] = {}
+        self._lost: set[Address] = set()
         self._under_way = self._bytes = 0
+        self._away_s = math.inf
         self.failed = ""
 
-    def send(self, address: Address, request: PeerRequest, elements: torch.Tensor, *, waits: bool = True) -> None:
+    def send(self, address: Address, request: PeerRequest, elements: torch.Tensor, *, waits: bool = True, needed: bool = True) -> None:
         """``elements`` are flat, in host memory, and stay as they are until they have arrived.
 
         Args:
             waits: until there is room. A thread that receives contributions must not wait.
+            needed: false where the receiver may have it already.
         """
         if waits:
             self._wait(lambda: self._bytes < UNDER_WAY_BYTES)
         with self._changed:
-            if self.failed:
+            if address in self._lost:
                 return
             if address not in self._peers:
                 self._peers[address] = PeerSender(address, self._patience_s, self._ended)
             self._under_way, self._bytes = self._under_way + 1, self._bytes + elements.nbytes
-            self._peers[address].contribute(Contribution(request, elements))
+            self._peers[address].contribute(Contribution(request, elements, needed))
 
     def flush(self) -> str:
         """Wait until all contributions have arrived. Returns the reason if one has not, else empty."""
@@ -367,25 +440,29 @@ class Sender:
                 self.failed = "this rank was called away before all its gradients had arrived"
             return self.failed
 
+    def drain(self, limit_s: float) -> None:
+        """Wait for what is under way to peers that can be reached, ``limit_s`` at most."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._under_way, limit_s)
+
     def begin(self) -> None:
         """A new view: drop the contributions of the last one."""
         with self._changed:
-            peers, self._peers = list(self._peers.values()), {}
+            peers, self._peers, self._lost = list(self._peers.values()), {}, set()
             self._under_way = self._bytes = 0
-            self.failed = ""
+            self._away_s, self.failed = math.inf, ""
         for peer in peers:
             peer.end()
 
     close = begin
 
     def _wait(self, enough: Callable[[], bool]) -> None:
-        end_s = None
         with self._changed:
             while not enough() and not self.failed:
                 self._changed.wait(LOOK_S)
-                if end_s is None and self._called_away():
-                    end_s = time.monotonic() + GRACE_S
-                if end_s is not None and time.monotonic() > end_s:
+                now_s = time.monotonic()
+                self._away_s = min(self._away_s, now_s) if self._called_away() else math.inf
+                if now_s > self._away_s + GRACE_S:
                     return
 
     def _ended(self, peer: PeerSender, contribution: Contribution, error: str) -> None:
@@ -393,7 +470,9 @@ class Sender:
             if self._peers.get(peer.address) is not peer:  # of an earlier view
                 return
             self._under_way, self._bytes = self._under_way - 1, self._bytes - contribution.elements.nbytes
-            self.failed = self.failed or error
+            if error and contribution.needed:
+                self.failed = self.failed or error
+                self._lost.add(peer.address)
             self._changed.notify_all()
 
 
@@ -416,10 +495,33 @@ class Sums:
         self._sums: dict[Stretch, ShardSums[_Flat]] = {}
         self._found: dict[Stretch, torch.Tensor | None] = {}
 
-    def begin(self, owned: Iterable[Stretch], guarded: Iterable[Stretch]) -> None:
-        """A step begins without contributions."""
-        self._sums = {stretch: self._empty() for stretch in owned}
+    def begin(self, adding: Iterable[Stretch], guarded: Iterable[Stretch]) -> None:
+        """A step begins without contributions. This rank adds up the chunks ``adding``, and is told the means of those ``guarded``."""
+        self._sums = {stretch: self._empty() for stretch in adding}
         self._found = dict.fromkeys([*self._sums, *guarded])
+
+    def go_on(self, adding: Iterable[Stretch], guarded: Iterable[Stretch], lost: Set[int]) -> None:
+        """The step goes on in another view, without the shards ``lost``: sums that hold one of them are dropped."""
+        before = self._sums
+        self.begin(adding, guarded)
+        for stretch in self._sums.keys() & before.keys():
+            sums = before[stretch]
+            sums.keep([block for block in sums.blocks if lost.isdisjoint(range(*block))])
+            sums.forget_free()
+            self._sums[stretch] = sums
+            if sums.blocks == ((0, self._shards),):
+                self._found[stretch] = sums.partials(sums.blocks)[0].flats[0]
+
+    def held(self, stretches: Collection[Stretch]) -> Collection[int]:
+        """The shards that are in the sums of all these chunks."""
+        found = set(range(self._shards))
+        for stretch in stretches:
+            found &= self._sums[stretch].held
+        return found
+
+    def complete(self, stretches: Iterable[Stretch]) -> dict[Stretch, torch.Tensor]:
+        """The means of those of these chunks that have all shards."""
+        return {stretch: mean for stretch in stretches if (mean := self._found[stretch]) is not None}
 
     def _empty(self) -> ShardSums[_Flat]:
         def make() -> _Flat:
@@ -445,10 +547,11 @@ class Sums:
         return total
 
     def know(self, stretch: Stretch, mean: torch.Tensor) -> None:
-        """Keep the mean of a chunk that this rank guards, from the chunk's owner."""
-        self._found[stretch] = mean
+        """Keep the mean of a chunk that this rank guards, from the chunk's owner, unless it is here."""
+        if self._found[stretch] is None:
+            self._found[stretch] = mean
 
-    def owns(self, stretch: Stretch) -> bool:
+    def adds(self, stretch: Stretch) -> bool:
         return stretch in self._sums
 
     def keeps(self, stretch: Stretch) -> bool:

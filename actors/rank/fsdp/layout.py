@@ -42,7 +42,7 @@ from actors.rank.zero1.layout import ShardedReducer, cut_gradients
 from fleet.errors import ConfigError
 from fleet.host.linux import give_large_blocks_back
 from fleet.protocol.chunks import StateCut
-from fleet.protocol.types import StateId
+from fleet.protocol.types import Member, StateId
 
 log = logging.getLogger("fleet.rank")
 
@@ -68,6 +68,7 @@ class FsdpLayout(StateLayout):
         cut_gradients(self)
         chunks = self._cut()
         self.kept, self.exchange = KeptChunks(given, self.gradients, chunks), PeerExchange(given, self.gradients, chunks, self.reducer.mean)
+        self.kept.adding = lambda: self.exchange.adding
         self._shard, self._gone, self._early = -1, set[int](), True
         state.apart = frozenset(map(id, self.gradients.parameters))
         state.load_parameter, state.free = chunks.load_parameter, self.free
@@ -120,9 +121,12 @@ class FsdpLayout(StateLayout):
     def useless(self) -> str:
         return self.exchange.useless
 
-    def counts(self, held: Collection[int]) -> Collection[int]:
-        """None: gradients that have left this rank were for the ranks of an earlier view."""
-        return ()
+    @property
+    def there(self) -> Collection[int]:
+        return self.exchange.there
+
+    def count(self, shards: Collection[int]) -> None:
+        self.exchange.count(shards)
 
     def begin(self, state: StateId) -> None:
         with self.exchange.moving():
@@ -189,6 +193,7 @@ class FsdpLayout(StateLayout):
 
     def hold(self) -> None:
         self.free()
+        self.exchange.leave()
         self.kept.sums.hold()
 
     # ---- gradients that leave: after each unit's backward --------------------------------------------------------------------------------
@@ -285,7 +290,7 @@ class FsdpLayout(StateLayout):
     def introduce(self, group: Group) -> None:
         self.exchange.introduce(group)
 
-    def place(self, state: StateId, cut: StateCut, group: Group, asked: Sequence[tuple[int, ...]]) -> None:
+    def place(self, state: StateId, cut: StateCut, group: Group, asked: Sequence[tuple[int, ...]], members: Sequence[Member]) -> None:
         self.kept.place(state, cut, group.rank)
         self.reducer.cut = cut
-        self.exchange.place(cut, asked)
+        self.exchange.place(cut, asked, members)

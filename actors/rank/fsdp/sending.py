@@ -22,10 +22,11 @@ log = logging.getLogger("fleet.rank")
 
 
 class Contribution(NamedTuple):
-    """A part of a gradient, and the request that describes it to its receiver."""
+    """A part of a gradient, and the request that describes it to its receiver. ``needed``: false where the receiver may have it."""
 
     request: PeerRequest
     elements: torch.Tensor
+    needed: bool = True
 
 
 class PeerSender:

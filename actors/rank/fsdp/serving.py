@@ -203,12 +203,12 @@ class PeerFetcher:
     """Makes fetches, on one connection to each server. It belongs to one thread at a time.
 
     Args:
-        called_away: whether the view is about to change, so that the rank should not wait for a server.
-        patience_s: a server may be silent for so long.
+        patience: seconds for which a server may be silent, as of now: fewer when the view is about to change.
+        most_s: the most that ``patience`` gives.
     """
 
-    def __init__(self, called_away: Callable[[], bool], patience_s: float) -> None:
-        self._called_away, self._patience_s = called_away, patience_s
+    def __init__(self, patience: Callable[[], float], most_s: float) -> None:
+        self._patience, self._most_s = patience, most_s
         self._connections: dict[Address, socket.socket] = {}
 
     def fetch(self, state: StateId, stretches: Sequence[tuple[Address, FetchRequest]]) -> list[int]:
@@ -237,13 +237,13 @@ class PeerFetcher:
         return connection
 
     def _reach(self, address: Address) -> socket.socket:
-        end_s = time.monotonic() + self._patience_s
+        began_s = time.monotonic()
         while True:
             try:
-                limit_s = min(REACH_S, self._patience_s)
+                limit_s = min(REACH_S, self._most_s)
                 return reached(address, limit_s, limit_s)
             except TimeoutError:  # the host is silent
-                if self._called_away() or time.monotonic() > end_s:
+                if time.monotonic() - began_s > self._patience():
                     raise
 
     def _take(self, address: Address, connection: socket.socket | None, wanted: FetchRequest) -> bool:
@@ -264,17 +264,17 @@ class PeerFetcher:
         return bytes(answer) == YES
 
     def _fill(self, connection: socket.socket, into: memoryview) -> None:
-        at, end_s = 0, time.monotonic() + self._patience_s
+        at, heard_s = 0, time.monotonic()
         while at < len(into):
             try:
                 count = connection.recv_into(into[at:])
             except TimeoutError:
-                if self._called_away() or time.monotonic() > end_s:
+                if time.monotonic() - heard_s > self._patience():
                     raise
                 continue
             if not count:
                 raise ConnectionError("the connection has ended")
-            at, end_s = at + count, time.monotonic() + self._patience_s
+            at, heard_s = at + count, time.monotonic()
 
     def _drop(self, address: Address) -> None:
         if (connection := self._connections.pop(address, None)) is not None:

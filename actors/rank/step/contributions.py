@@ -95,46 +95,54 @@ class Contributions:
         """
         representations = self.gathered.held
         self._promise = group, shards, representations
-        self._send_held(group, group.peers, shards, representations)
+        self._send_held(group, group.peers, shards, representations, None)
 
-    def _send_held(self, group: Group, peers: Sequence[int], shards: Collection[int], representations: Collection[int]) -> None:
-        mask = torch.zeros(3, self._shards, dtype=torch.uint8, device="cpu")
-        mask[0, sorted(shards)] = mask[1, sorted(representations)] = 1
-        mask[2, 0] = self.gathered.used
+    def _send_held(
+        self, group: Group, peers: Sequence[int], shards: Collection[int], representations: Collection[int], there: Collection[int] | None
+    ) -> None:  # fmt: skip
+        mask = torch.zeros(4, self._shards, dtype=torch.uint8, device="cpu")
+        mask[0, sorted(shards)] = mask[1, sorted(representations)] = mask[2, slice(None) if there is None else sorted(there)] = 1
+        mask[3, 0] = self.gathered.used
         self._sent = [*self._sent[-1:], (group.start([(mask, peer) for peer in peers], [], Tag.HELD), mask)]
 
-    def assign(self, held: Collection[int], idle: Collection[int], *, begun: bool) -> None:
+    def assign(self, there: Collection[int] | None, idle: Collection[int], *, begun: bool) -> frozenset[int]:
         """Share out the shards of the step in the view that was joined. Raises GroupBroken.
 
         Args:
-            held: the shards of this rank that count in the view.
+            there: see :attr:`StateLayout.there`.
             idle: ranks that bring nothing.
             begun: the step may have begun, so shards of other ranks count, too.
-        """
-        contributed = self._contributed_by_all(held, begun, idle)
-        self._share(self.duties.join(self.column, self.rank, contributed, idle))
 
-    def _contributed_by_all(self, held: Collection[int], begun: bool, idle: Collection[int]) -> list[frozenset[int]]:
+        Returns:
+            The shards that count, of all ranks of the column.
+        """
+        contributed = self._contributed_by_all(there, begun, idle)
+        self._share(self.duties.join(self.column, self.rank, contributed, idle))
+        return frozenset[int]().union(*contributed)
+
+    def _contributed_by_all(self, there: Collection[int] | None, begun: bool, idle: Collection[int]) -> list[frozenset[int]]:
         """By rank, the shards of the current step that it has or has promised. Receivers of the state have none, and are not waited for.
 
-        Where ranks compute together, those that all of them have.
+        Where ranks compute together, those that all of them have. Where others add up, those that are there on all ranks.
         """
         group, receivers = self.whole, self._receivers
         promise, self._promise = self._promise, None
+        held: Collection[int] = self._gradients.sums.held
         representations: Collection[int] = self.gathered.held
         if promise is not None and promise[0] is group:
             held, representations = promise[1:]
         else:
             asking = group.peers if begun else [peer for peer in group.peers if peer in receivers]
-            self._send_held(group, [] if group.rank in receivers else asking, held, representations)
-        masks = torch.zeros(group.size, 3, self._shards, dtype=torch.uint8, device="cpu")
+            self._send_held(group, [] if group.rank in receivers else asking, held, representations, there)
+        masks = torch.zeros(group.size, 4, self._shards, dtype=torch.uint8, device="cpu")
         givers = [peer for peer in group.peers if peer not in receivers] if begun else []
         group.start([], [(masks[peer], peer) for peer in givers], Tag.HELD).wait()
         received = [[frozenset(row.nonzero().flatten().tolist()) for row in mask] for mask in masks]
-        received[group.rank] = [frozenset(held), frozenset(representations)]
-        self.gathered.used = self.gathered.used or bool(masks[:, 2].any())  # so a rank that has not run the loop body yet learns it
+        received[group.rank] = [frozenset(held), frozenset(representations), frozenset(range(self._shards) if there is None else there)]
+        self.gathered.used = self.gathered.used or bool(masks[:, 3].any())  # so a rank that has not run the loop body yet learns it
         self.gathered.join([received[place][1] for place in self.places], idle)
-        return [frozenset.intersection(*(received[place][0] for place in together)) for together in self._together]
+        everywhere = frozenset.intersection(*(received[rank][2] for rank in (group.rank, *givers)))
+        return [everywhere.intersection(*(received[place][0] for place in together)) for together in self._together]
 
     def assign_anew(self) -> None:
         """Share out all shards: the next step begins, or the same step from its beginning."""

@@ -30,7 +30,7 @@ from fleet.errors import ConfigError
 from fleet.protocol.chunks import StateCut
 from fleet.protocol.duties import Duties
 from fleet.protocol.layouts import LAYOUTS
-from fleet.protocol.types import StateId, View
+from fleet.protocol.types import Member, StateId, View
 from fleet.protocol.vote import CommitVote
 from fleet.settings.run import RunSettings
 
@@ -141,9 +141,16 @@ class StateLayout:
         """Whether a rank can take a step without a shard of its own: not when a forward changes buffers of the model."""
         return self.gradients.buffers.constant
 
-    def counts(self, held: Collection[int]) -> Collection[int]:
-        """Which of the shards that this rank holds count in a view that begins within the step."""
-        return held
+    @property
+    def there(self) -> Collection[int] | None:
+        """The shards whose gradients this rank has, of all that it adds up for others; None: it adds up its own shards alone.
+
+        A shard counts in a view that begins within the step if it is there on all ranks.
+        """
+        return None
+
+    def count(self, shards: Collection[int]) -> None:
+        """These shards of the step count in the view that begins."""
 
     def begin(self, state: StateId) -> None:
         """This rank has loaded or built all of ``state``."""
@@ -287,9 +294,11 @@ class StateLayout:
     def introduce(self, group: Group) -> None:
         """Exchange the facts that ranks need of each other before chunks are placed in a view. Raises GroupBroken."""
 
-    def place(self, state: StateId, cut: StateCut, group: Group, asked: Sequence[tuple[int, ...]]) -> None:
-        """This rank's chunks in the view of ``group`` are here, all at ``state``. ``asked``: by chunk, the ranks that this rank asks for
-        it."""
+    def place(self, state: StateId, cut: StateCut, group: Group, asked: Sequence[tuple[int, ...]], members: Sequence[Member]) -> None:
+        """This rank's chunks in the view of ``group``, whose ``members`` are one column, are here, all at ``state``.
+
+        ``asked``: by chunk, the ranks that this rank asks for it.
+        """
 
     def gather(self, group: Group, routes: Any) -> None:
         """Bring the parameters to all ranks that keep them whole. Raises GroupBroken."""

@@ -401,7 +401,7 @@ class TrainStep:
         With ``begun`` the view may come in the middle of a step. Then the shards that its members have computed count, and only the rest is
         due. Without, this rank knows that the view comes between steps.
         """
-        receiver = rank in column.receivers
+        receiver, compared = rank in column.receivers, self.verify.testimony is not None
         self.contributions.join(group, column, rank, view)
         self.layout.join(group)
         if view is not None:
@@ -412,12 +412,15 @@ class TrainStep:
         self.gradients.buffers.restore()
         self.verify.join(group, column, here, receiver)
         idle = column.idle if self.layout.spares_newcomers else ()
-        self.contributions.assign(self.layout.counts(self.gradients.sums.held), idle, begun=begun)
+        there = self.layout.there
+        if there is not None and compared:
+            there = ()  # ranks may differ in what they have added up
+        self.layout.count(self.contributions.assign(there, idle, begun=begun))
         self.verify.recheck.join(column.generation, rank, here, receiver, column.ranges, whole=self.duties.shares is self.duties.whole)
 
     def promise(self, group: Group, shards: Collection[int]) -> None:
         """See :meth:`Contributions.promise`."""
-        self.contributions.promise(group, self.layout.counts(shards))
+        self.contributions.promise(group, shards)
 
     def reset(self) -> None:
         """Nothing of the present attempt remains."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -21,11 +21,11 @@ from actors.rank.step.clipping import SplitNorms, clip_factor, plain_factor
 from actors.rank.step.gradients import GradientBuffers
 from actors.rank.step.kept_sums import KeptSums
 from actors.rank.step.layout import LayoutInputs, OwnWord, all_finite, gradients_there
-from actors.rank.step.reduction import Chunk
+from actors.rank.step.reduction import Chunk as Span
 from actors.rank.zero1.chunked import MOST_RUNS, OptimizerChunks
 from actors.rank.zero1.moving import MovingChunks
 from actors.rank.zero1.whole import ShardedTensors, WholeModule, named, whole_state
-from fleet.protocol.chunks import UNCUT, Claim, StateCut, bounds, runs
+from fleet.protocol.chunks import UNCUT, Chunk, Claim, StateCut, bounds, runs
 from fleet.protocol.types import StateId
 
 FIXED = "it did not require a gradient at run.track, and chunks of the optimizer's state are cut by those that did"
@@ -43,6 +43,7 @@ class KeptChunks:
         cut: of the last view.
         moving: brings chunks to other ranks beside the steps; None: all are where they belong.
         sums: kept of a step that others may have taken.
+        adding: gives the chunks whose gradients this rank adds up in the present step, for a view that begins within it.
     """
 
     cut = UNCUT
@@ -57,6 +58,7 @@ class KeptChunks:
         self.sums = KeptSums(gradients, given.vote)
         self._norms = self._split_up = SplitNorms((), ())
         self._listed: StateCut | None = None
+        self.adding: Callable[[], Collection[Chunk]] = lambda: ()
         self._then: list[Callable[[], None]] = []
 
     # ---- this rank's chunks --------------------------------------------------------------------------------------------------------------
@@ -66,7 +68,8 @@ class KeptChunks:
         chunks = self.chunks.chunks
         if self.moving is not None and len(runs(more := chunks + self.moving.claimed)) <= MOST_RUNS:
             chunks = more
-        return self._given.vote.claim(self._given.duties.at, chunks, self.chunks.beside, complete=self.complete, node=node)
+        at, beside, adding = self._given.duties.at, self.chunks.beside, self.adding()
+        return self._given.vote.claim(at, chunks, beside, complete=self.complete, node=node, adding=adding)
 
     def begin(self, state: StateId) -> None:
         """This rank has loaded or built all of ``state``."""
@@ -187,7 +190,7 @@ class KeptChunks:
             return SplitNorms([()] * size, extents)
         if self._listed is not self.cut:
             count, (owned, _) = self.cut.size, self.cut.by_rank(size)
-            chunks = [[Chunk(flat, *bounds(extent, (count, one))) for flat, extent in enumerate(extents) for one in mine] for mine in owned]
+            chunks = [[Span(flat, *bounds(extent, (count, one))) for flat, extent in enumerate(extents) for one in mine] for mine in owned]
             self._listed, self._split_up = self.cut, SplitNorms(chunks, extents)
         return self._split_up
 

@@ -53,7 +53,7 @@ def exchange_claims(group: Group, mine: Claim) -> list[Claim]:
     """The claims of all members, by rank. Raises GroupBroken."""
     history, step = (mine.state.history, mine.state.step) if mine.state is not None else (-1, -1)
     claimed = runs(mine.chunks)
-    flags = [history, step, mine.ready, mine.factor, mine.complete, mine.node, mine.pace_s, len(claimed)]
+    flags = [history, step, mine.ready, mine.factor, mine.complete, mine.node, mine.pace_s, mine.adds, len(claimed)]
     row = torch.zeros(len(flags) + RUN_NUMBERS * MOST_RUNS, dtype=torch.float64, device="cpu")
     numbers = [*map(float, flags), *(float(number) for run in claimed for number in run)]
     row[: len(numbers)] = torch.tensor(numbers, dtype=torch.float64, device="cpu")
@@ -63,11 +63,11 @@ def exchange_claims(group: Group, mine: Claim) -> list[Claim]:
 
 
 def _claim(row: list[float]) -> Claim:
-    history, step, ready, factor, complete, node, pace_s, count = row[:8]
-    numbers = list(map(int, row[8:]))
+    history, step, ready, factor, complete, node, pace_s, adds, count = row[:9]
+    numbers = list(map(int, row[9:]))
     claimed = [ChunkRun(*numbers[start : start + RUN_NUMBERS]) for start in range(0, RUN_NUMBERS * int(count), RUN_NUMBERS)]
     state = StateId(int(history), int(step)) if step >= 0 else None
-    return Claim(state, bool(ready), factor, bool(complete), int(node), chunks_of(claimed), pace_s)
+    return Claim(state, bool(ready), factor, bool(complete), int(node), chunks_of(claimed), pace_s, int(adds))
 
 
 def come_to_one(
@@ -135,18 +135,19 @@ class Resharding:
         coordinate = view.members[groups.whole.rank].coordinate
         claims, there = [said[rank] for rank in columns(view.members)[coordinate]], columns_there[coordinate]
         self._complete(group, there)
-        self._give_the_rest(group, view.column_of(view.members[groups.whole.rank]).donor, there)
+        column = view.column_of(view.members[groups.whole.rank])
+        self._give_the_rest(group, column.donor, there)
         places = [numbered(claim.node, self._depth) for claim in claims]
         wanted = cut_of(guards(places, self._copies, self._replica_size))
         self._layout.introduce(group)  # before chunks move, as a rank may serve once its own have moved
-        cut = wanted if reads else to_begin_with([claim.chunks for claim in there], wanted)
+        cut = wanted if reads else to_begin_with([claim.chunks for claim in there], wanted, [claim.adding for claim in there])
         if reads:
             kept_here.chunks.adopt(wanted.kept(me), kept_here.chunks.first(wanted.kept(me)))
         elif cut is None:
             self._move(group, there, wanted, places)
         else:
             self._keep_those_of(cut, me)
-        self._layout.place(target, cut or wanted, group, self._asked(cut or wanted, me, places))
+        self._layout.place(target, cut or wanted, group, self._asked(cut or wanted, me, places), column.members)
         moving = None
         if cut is not None and cut != wanted:
             recut = Recut(cut, wanted, group.size, kept_here.chunks.extents, places, first=first_elements(claims))
