@@ -201,7 +201,7 @@ def show(result: Result) -> None:
 
 
 def run(name: str, measure: Callable[[Form], Mapping[str, Any]], argv: list[str] | None = None) -> Result:
-    """The command line of benchmark ``name``; ``measure(form)`` does the work. What was measured is written also where a part failed."""
+    """The command line of benchmark ``name``; ``measure(form)`` does the work. Where a part failed, it writes the results of the others."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=measure.__doc__)
     forms = parser.add_mutually_exclusive_group()
     forms.add_argument("--quick", dest="form", action="store_const", const=Form.QUICK, help="fewer repetitions; ends within 5 minutes")

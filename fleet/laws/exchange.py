@@ -43,14 +43,19 @@ def gathered_bytes(parameter_bytes: NonNegative, ranks: AtLeastOne, copies: Coun
     return gathers * (ranks - 1.0 - minimum(copies, ranks - 1.0)) / ranks * parameter_bytes
 
 
-@law(COUNTED, gradient_bytes=28e9, ranks=8, copies=1, partials=1)
-def summed_bytes(gradient_bytes: NonNegative, ranks: AtLeastOne, copies: CountOrZero = 1, partials: Count = 1) -> float:
-    """Bytes of gradients whose sums stay with the owners of their chunks and with c guards: (partials (N - 1) + c)/N S.
+@law(COUNTED, gradient_bytes=28e9, ranks=8, copies=1, partials=1, adders=1)
+def summed_bytes(
+    gradient_bytes: NonNegative, ranks: AtLeastOne, copies: CountOrZero = 1, partials: Count = 1, adders: Count = 1
+) -> float:  # fmt: skip
+    """Bytes of gradients whose sums stay with the owners of their chunks and with c guards: (partials a (N - 1) + c + 1 - a)/N S.
 
     A rank brings one partial sum for each block of the tree that its shards make up. If gradients leave in the backward, it brings one for
-    each of its shards. Where all ranks have the whole sum, c is N - 1.
+    each of its shards. Where all ranks have the whole sum, c is N - 1. The owner of a chunk and its guards add it up, a ranks in all. The
+    owner sends the mean to the other guards.
     """
-    return (partials * (ranks - 1.0) + minimum(copies, ranks - 1.0)) / ranks * gradient_bytes
+    guards = minimum(copies, ranks - 1.0)
+    adding = minimum(adders, 1.0 + guards)
+    return (partials * adding * (ranks - 1.0) + guards + 1.0 - adding) / ranks * gradient_bytes
 
 
 @law(MEASURED, forward_bytes=20e6, backward_bytes=18e6, sum_bytes=40e6, last_bytes=2e6, bytes_per_s=48e6, latency_s=1e-4, forward_s=0.15,

@@ -107,7 +107,8 @@ def _of_chunks(plan: PlanInput, ranks: int, shards: int, forward_s: float, backw
     forward = gathered_bytes((blocks + units.around) * plan.compute_bytes, ranks, copies, shards)
     backward = gathered_bytes(blocks * plan.compute_bytes, ranks, copies, shards)
     whole = plan.what.parameters * plan.parameter_bytes
-    sums, last = summed_bytes(whole, ranks, copies, shards), summed_bytes(units.around * plan.parameter_bytes, ranks, copies)
+    adders, around = 1 + (shards > 1), units.around * plan.parameter_bytes
+    sums, last = summed_bytes(whole, ranks, copies, shards, adders), summed_bytes(around, ranks, copies, 1, adders)
     computes = (forward_s, backward_s, units.layers * shards, shards)
     if near == far:
         found: Exposed = exposed_exchange(forward, backward, sums, *near, *computes, last_bytes=last, leave=True)

@@ -11,6 +11,7 @@ from fleet.protocol.chunks import LATEST_S, SILENT_S, WHOLE, Chunk, Readiness, S
 from fleet.protocol.moves import Begin
 from fleet.protocol.types import Column, Member, StateId
 from fleet.simulation.clockwork import Future, Steps
+from fleet.simulation.contributing import GRACE_S, SimContributions
 from fleet.simulation.groups import Broken, SimGroup
 from fleet.simulation.model import POISON
 from fleet.simulation.ranks import Dead, SimLayout, SimRank
@@ -61,6 +62,7 @@ class SimFsdpLayout(SimLayout):
         self._addresses: dict[Member, SimFsdpLayout] = {}
         self._place, self._still, self._missed_in, self._in_step = 0, True, -1, True
         self._hops = rank.world.stream("loans", rank.protocol.token)
+        self.contributions = SimContributions(self, self._hops, lambda: self._still)
 
     @property
     def weights(self) -> int:
@@ -96,20 +98,40 @@ class SimFsdpLayout(SimLayout):
         self._addresses = yield group.exchange(self.rank.member, "addresses", self)
         yield from self.rank.point("introduced")
 
-    def place(self, column: Column, cut: StateCut) -> None:
+    def place(self, column: Column, cut: StateCut, *, inherited: bool) -> None:
         self._place, self.useless = column.rank_of(self.rank.member), ""
         self._servers = [self._addresses[member] for member in column.members]
+        self.contributions.place(column, cut, inherited=inherited)
         self._settle()
 
-    def counts(self, shards: Collection[int]) -> list[int]:
-        """No shard counts: its gradients have left this rank, for the owners of an earlier view's chunks."""
-        return []
+    def turn_to(self, cut: StateCut) -> None:
+        self.contributions.adders.turn_to(cut)
+
+    @property
+    def adding(self) -> Collection[Chunk]:
+        return self.contributions.adders.claimed
+
+    @property
+    def there(self) -> Collection[int]:
+        return self.contributions.there
+
+    def drop(self) -> None:
+        self.contributions.begin_step()
+
+    def count(self, shards: Collection[int]) -> None:
+        self.contributions.count(shards)
+
+    def repeat(self) -> None:
+        self.contributions.repeat()
+
+    def leave(self) -> Steps:
+        yield from self.contributions.leave()
 
     # ---- a step --------------------------------------------------------------------------------------------------------------------------
 
     def parameters(self) -> Steps:
         """The parameters, gathered for the forward, and again for the backward. None: some are missing, and the shard is useless."""
-        self.useless = ""
+        self.useless = "" if self.contributions.adders.twice else self.contributions.failed
         forward = yield from self._gather()
         yield from self.rank.point("gathering")
         backward = yield from self._gather()
@@ -158,11 +180,19 @@ class SimFsdpLayout(SimLayout):
         if missed:
             raise Broken(missed)
 
-    def flush(self) -> None:
+    def contribute(self, shard: int, value: int) -> None:
+        self.contributions.send([server.contributions for server in self._servers], shard, value)
+
+    def flush(self) -> Steps:
         missed, self.useless = self.useless, ""
-        if missed:
+        if missed and missed != self.contributions.failed:
             self.rank.world.watch.cut(self.rank, self._missed_in, self.rank.rank_machine.view)
+        if missed:
             raise Broken(missed)
+        yield from self.contributions.flush()
+
+    def summed(self, merged: Mapping[int, int]) -> dict[int, int]:
+        return self.contributions.summed(merged)
 
     def word(self, sums: Mapping[int, int]) -> bool:
         return self.kept.word(sums)
@@ -173,6 +203,7 @@ class SimFsdpLayout(SimLayout):
 
     def put_back(self, value: int, at: StateId, *, turns: bool) -> None:
         self.kept.put_back(value, at, turns=turns)
+        self.contributions.begin_step()
         self._settle()
 
     def followed(self) -> None:
@@ -193,7 +224,9 @@ class SimFsdpLayout(SimLayout):
         rank, clock = self.rank, self.rank.world.clock
         if request.answer.done:
             return
-        if (self._in_step and rank.rank_machine.wanted) or clock.now_s > request.until_s:
+        if self._in_step and rank.rank_machine.wanted:
+            request.until_s = min(request.until_s, clock.now_s + (GRACE_S if self.contributions.adders.twice else 0.0))
+        if clock.now_s >= request.until_s:
             request.answer.resolve(None)
         clock.after(LOOK_S, lambda: rank.gate(lambda: self._look(request)))
 
@@ -218,6 +251,7 @@ class SimFsdpLayout(SimLayout):
         """This rank may be at another state now: serve the early requests again."""
         self._still = True
         self.look_again()
+        self.contributions.look_again()
 
     def look_again(self) -> None:
         """Serve the early requests again."""

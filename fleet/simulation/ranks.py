@@ -15,7 +15,7 @@ from types import GeneratorType
 from typing import Any
 
 from fleet.errors import Fenced, FleetError, GroupLost, LoopError, RunOver
-from fleet.protocol.chunks import Claim, StateCut
+from fleet.protocol.chunks import Chunk, Claim, StateCut
 from fleet.protocol.events import Event, Raised
 from fleet.protocol.instructions import Instruction, Quiesce
 from fleet.protocol.lease import Lease
@@ -100,9 +100,35 @@ class SimLayout:
         """Drop all of the present attempt."""
         self.held = {}
 
-    def counts(self, shards: Collection[int]) -> list[int]:
-        """The shards of ``shards``, held or promised by this rank, that count in a view that begins within their step."""
-        return sorted(shards)
+    @property
+    def adding(self) -> Collection[Chunk]:
+        """The chunks whose gradients this rank adds up for others in the present step."""
+        return ()
+
+    @property
+    def there(self) -> Collection[int] | None:
+        """The shards whose gradients this rank has, of all that it adds up for others; None: it adds up its own alone."""
+        return None
+
+    def drop(self) -> None:
+        """What this rank has added up of the step for others is of no use."""
+
+    def count(self, shards: Collection[int]) -> None:
+        """These shards of the step count in the view that begins."""
+
+    def repeat(self) -> None:
+        """All ranks compute the step once more."""
+
+    def leave(self) -> Steps:
+        """The rank leaves its view."""
+        yield from ()
+
+    def contribute(self, shard: int, value: int) -> None:
+        """The gradient of a shard leaves this rank, if others add it up."""
+
+    def summed(self, merged: Mapping[int, int]) -> dict[int, int]:
+        """The contributions by shard as this rank has them, from those that the ranks have reported."""
+        return dict(merged)
 
     def begin(self, move: Begin) -> Steps:
         """Begin with the view's whole state, loaded or built."""
@@ -154,8 +180,9 @@ class SimLayout:
         """Between two steps, get all parameters on this rank alone."""
         yield from ()
 
-    def flush(self) -> None:
+    def flush(self) -> Steps:
         """Raises Broken where this rank's computed shards do not count."""
+        yield from ()
 
     def word(self, sums: Mapping[int, int]) -> bool:
         """Whether this rank's sums are all finite. ``sums``: the contributions by shard."""
@@ -202,8 +229,11 @@ class SimLayout:
         """Come to one state with the other members of ``view``. Gives ``ViewState``. Raises Broken."""
         return (yield from self.kept.resettle(view))
 
-    def place(self, column: Column, cut: StateCut) -> None:
-        """This rank has its chunks of ``cut``."""
+    def place(self, column: Column, cut: StateCut, *, inherited: bool) -> None:
+        """This rank has its chunks of ``cut`` in a view. ``inherited``: none has moved, so the step may go on."""
+
+    def turn_to(self, cut: StateCut) -> None:
+        """Behind a step, this rank has its chunks of another cut."""
 
     def died(self) -> None:
         """The process is gone."""

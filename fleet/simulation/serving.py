@@ -34,6 +34,19 @@ class Gathers(InvariantChecker):
         self.require(right, f"{server} serves {rank} other parameters than those of {state}")
 
 
+class GradientsAdded(InvariantChecker):
+    """6, with sharded parameters: the owner of a chunk has each shard's gradient, and it is that of the rank that reports the shard."""
+
+    name = "sums"
+
+    def summed(self, rank: SimRank, chunk: Chunk, sums: Mapping[int, int], merged: Mapping[int, int]) -> None:
+        """``rank`` owns ``chunk``, and all ranks have reported their shards: ``merged``."""
+        lacking = sorted(merged.keys() - sums.keys())
+        self.require(not lacking, f"{rank} owns chunk {chunk}, and lacks the gradients of shards {lacking}")
+        other = sorted(shard for shard, value in merged.items() if sums[shard] != value)
+        self.require(not other, f"{rank} has other gradients of shards {other} than the ranks that report them")
+
+
 class _Reaches(InvariantChecker):
     """A checker that knows which keepers a rank could have asked."""
 

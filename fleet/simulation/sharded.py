@@ -97,7 +97,8 @@ class SimChunks:
     def claim(self) -> Claim:
         """This rank's claim."""
         complete, node = self.layout.weights != POISON, number(place_of(self.rank.node.domain, self.rank.node.name), self._depth)
-        return self.rank.rank_machine.vote.claim(self.at, self.chunks + self.more, self.beside, complete=complete, node=node)
+        chunks, adding = self.chunks + self.more, self.layout.adding
+        return self.rank.rank_machine.vote.claim(self.at, chunks, self.beside, complete=complete, node=node, adding=adding)
 
     @property
     def digests(self) -> tuple[int, ...]:
@@ -169,7 +170,7 @@ class SimChunks:
         self.cut, self.recut = recut.wanted, None
         self.hold(self.cut.kept(me), value, self.at)
         self.layout.weights = value if self.layout.weights != POISON else POISON
-        self.layout.place(column, self.cut)
+        self.layout.turn_to(self.cut)
         self.rank.world.watch.placed(self.rank, view, self.cut, self.at, value)
         self.rank.world.note("turned", self.rank, self.at)
 
@@ -200,7 +201,7 @@ class SimChunks:
         me = column.rank_of(self.rank.member)
         self.places = [numbered(claim.node, self._depth) for claim in there]
         wanted = cut_of(guards(self.places, settings.optimizer_copies, settings.replica_ranks))
-        cut = to_begin_with([claim.chunks for claim in there], wanted)
+        cut = to_begin_with([claim.chunks for claim in there], wanted, [claim.adding for claim in there])
         if cut is None:
             yield from self._move(group, there, wanted, target)
         else:
@@ -209,7 +210,7 @@ class SimChunks:
             self.hold(cut.kept(me), value, target)
         self.cut, self.recut = cut or wanted, None
         watch.begins(self.rank, group.view, self.cut, target, self.value)
-        self.layout.place(column, self.cut)
+        self.layout.place(column, self.cut, inherited=cut is not None)
         if self.cut != wanted:
             self.recut = Recut(self.cut, wanted, len(there), (LENGTH,), self.places, first=FIRST, slices=SLICES)
         else:

@@ -95,7 +95,7 @@ class SimStep:
             moves.Wait: rank.wait,
             moves.Rehearse: self._rehearse,
             moves.Clear: self._clear,
-            moves.Hold: lambda move: None,  # a live rank needs almost no time for it
+            moves.Hold: lambda move: self.layout.leave(),
             moves.Reset: lambda move: self.layout.reset(),
             moves.Meet: self._meet,
             moves.Load: self._load,
@@ -214,7 +214,7 @@ class SimStep:
             self.transfer = None
 
     def _promise(self, move: moves.Promise) -> None:
-        self.rank.groups[move.view.generation][0].send(self.rank.member, self.layout.counts(move.shards))
+        self.rank.groups[move.view.generation][0].send(self.rank.member, (sorted(move.shards), None))
 
     def _share(self, move: moves.AssignShards) -> Steps:
         """Assign the shards of the present step: held and promised shards count. No rank waits for a receiver, which has none.
@@ -227,25 +227,34 @@ class SimStep:
         here = arriving.state if arriving is not None else self.machine.here
         if here != self.duties.at or receives:
             layout.reset()
+        there = None if receives else self._there()
         self.rank.movement, self.duties.at = Movement(self.world.clock.now_s, stepping=True), here
         self.replica_check.join(column.generation, here, receives)
         self.chunk_check.join(column.generation, here)
         if self.layout.kept is not None:
             self.layout.kept.settled_at = None
         if not receives:  # between steps only newcomers need this: members know that no shard is computed
-            group.send(self.rank.member, layout.counts(layout.held))
+            group.send(self.rank.member, (sorted(layout.held), there))
         view = move.view
         givers = [member for rank, member in enumerate(view.members) if rank not in view.receivers and move.begun]
         received: dict[Member, Any] = (yield group.received(self.rank.member, givers)) if givers else {}
+        known = [one for _, one in (*received.values(), ((), there)) if one is not None]
+        everywhere = frozenset(range(self.duties.shards)).intersection(*known)
         contributed = [
-            frozenset[int].intersection(*(frozenset(received.get(view.members[each], ())) for each in together))
+            everywhere.intersection(*(received.get(view.members[each], ((), None))[0] for each in together))
             for together in groups(view.members)
         ]
         self._met.shards, self._met.generation, self._met.lost = 0, view.generation, ""
         self.rank.part(but=view.generation)
         shares = self.duties.join(column, place, contributed, column.idle if layout.spares_newcomers else ())
+        layout.count(frozenset[int]().union(*contributed))
         kept = {shard for lo, hi in shares.kept[place] for shard in range(lo, hi)}
         layout.held = {shard: value for shard, value in layout.held.items() if shard in kept}
+
+    def _there(self) -> Collection[int] | None:
+        if self.testimony is not None:
+            self.layout.drop()
+        return self.layout.there
 
     def _joined(self, move: moves.ViewJoined) -> None:
         state = self.machine.here
@@ -277,6 +286,7 @@ class SimStep:
                 break
             self.layout.held[shard] = SPOILED if rank.spoils else gradient(weights, move.step, shard)
             rank.spoils = False
+            self.layout.contribute(shard, self.layout.held[shard])
             if number == middle:
                 began_s = self.world.clock.now_s
                 took_s = rank.rng.uniform(*plan.jitter) * plan.shard_s * len(assigned) * rank.pace.own
@@ -306,7 +316,7 @@ class SimStep:
     # ---- reduce --------------------------------------------------------------------------------------------------------------------------
 
     def _reduce(self, move: moves.Reduce) -> Steps:
-        self.layout.flush()
+        yield from self.layout.flush()
         if self._met.lost:
             raise Broken(self._met.lost)
         view, group = self.machine.view, self.rank.group
@@ -355,6 +365,7 @@ class SimStep:
             return Words((self.layout.word(self.sums),))
         if self.layout.kept is None:
             return (yield from self._words(move.reduced))
+        self.sums = self.layout.summed(self.sums)
         yield from self.layout.kept.arrive()
         yield from rank.point("ready")
         here, kept, column = self.machine.here, self.layout.kept, self.machine.view.column_of(rank.member)
@@ -386,6 +397,7 @@ class SimStep:
     def _compute_anew(self, move: moves.Repeat) -> None:
         self.world.note("again", self.rank, move.doubt.why)
         self.layout.reset()
+        self.layout.repeat()
         self.duties.begin_step()
 
     # ---- apply and publish ---------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from fleet.settings.run import CheckpointSettings, RunSettings
 from tests.fault.test_bad_luck import of, settings, survived, train_through
 from tests.fault.test_bit_identity import inject, storm
 from tests.fault.test_sharded_optimizer import goes_back_to_the_checkpoint
-from tests.support import native_fsdp, trains
+from tests.support import moments, native_fsdp, trains
 from tests.support.plain import PlainFleet
 from tests.support.undisturbed import Undisturbed
 
@@ -51,7 +51,7 @@ def test_a_rank_is_lost_where_units_have_none_or_some_of_the_parameters(units: s
 def test_a_loss_costs_the_shards_of_the_lost_rank_and_not_the_step(copies: int, tmp_path: Path, whole: str) -> None:
     """Gradients of each shard have gone to a guard, too, and a shard that is begun goes on when a server of its units is lost."""
     chosen = cut(tmp_path, world=3, optimizer_copies=copies)
-    outcome, records, digest = train_through(trains.dies_in_its_second_shard, chosen, tmp_path)
+    outcome, records, digest = train_through(moments.dies_in_its_second_shard, chosen, tmp_path)
     survived(outcome, records, digest, whole)
     notes = [path.read_text().splitlines() for path in (tmp_path / "flags").glob("shards-*")]
     noted = Counter(int(shard) for lines in notes for number, shard in map(str.split, lines) if number == "10")

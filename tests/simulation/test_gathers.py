@@ -184,9 +184,9 @@ def asks_the_owner_alone(patch: Patch) -> None:
 def what_was_missed_is_missed_for_ever(patch: Patch) -> None:
     right = SimFsdpLayout.place
 
-    def wrong(self: SimFsdpLayout, *arguments: Any) -> None:
+    def wrong(self: SimFsdpLayout, *arguments: Any, **named: Any) -> None:
         missed = self.useless
-        right(self, *arguments)
+        right(self, *arguments, **named)
         self.useless = missed
 
     patch.setattr(SimFsdpLayout, "place", wrong)

@@ -74,7 +74,7 @@ MOMENTS = {
     "writes-a-checkpoint": Moment("a part is about to be written", "actors.rank.state.saving:Saver._write"),
     "at-the-end": Moment("the digest of the whole is taken", f"{LAYOUT}.digest"),
     "asks-ahead": Moment("the next unit is on its way to it while one computes", f"{EXCHANGE}.ask", behind=True),
-    "claims": Moment("the view behind a loss begins", f"{ZERO1}.resharding:Resharding._exchange", second=True),
+    "claims": Moment("the view behind a loss begins", f"{ZERO1}.resharding:Resharding.exchange", second=True),
     "introduced": Moment("servers know each other, chunks do not move yet", f"{LAYOUT}.introduce", True, second=True),
     "placed": Moment("the ranks go on with the chunks that they have", f"{LAYOUT}.place", True, second=True),
     "slices-leave": Moment("slices of chunks are about to leave it, beside a step", f"{MOVING}._carry", second=True),
@@ -121,6 +121,27 @@ def a_giver_dies(run: Any) -> None:
     _inject(run, "first", VICTIM, MOMENTS["in-a-forward"], lambda: True)
     _inject(run, "second", 2, gives, (Path(run.options["flags"]) / "first").exists)
     trains.plain(run)
+
+
+def dies_in_its_second_shard(run: Any) -> None:
+    """Slot 1 is killed in its second shard of step 10, once. Each other rank is in its second shard, too, and stays there until then.
+
+    Each rank notes every shard that it computes.
+    """
+    flags = Path(run.options["flags"])
+
+    def inject(run: Any, step: Any) -> None:
+        trains.note_shard(run, step)
+        if step.number != 10 or step.shard not in step.shards[1:2] or (flags / "died").exists():
+            return
+        (flags / f"second-{run.slot}").touch()
+        for slot in {0, 1, 2} - {run.slot}:
+            trains.until(flags / f"second-{slot}")
+        if run.slot == 1 and trains.once(run, "died"):
+            trains.die()
+        trains.until(flags / "died")
+
+    trains._loop(run, in_shard=inject)
 
 
 def first_evaluates(run: Any) -> None:

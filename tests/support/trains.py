@@ -351,27 +351,6 @@ def with_shards_noted(run: Any) -> None:
     _loop(run, in_shard=note_shard)
 
 
-def dies_in_its_second_shard(run: Any) -> None:
-    """Slot 1 is killed in its second shard of step 10, once. Each other rank is in its second shard, too, and stays there until then.
-
-    Each rank notes every shard that it computes.
-    """
-    flags = Path(run.options["flags"])
-
-    def inject(run: Any, step: Any) -> None:
-        note_shard(run, step)
-        if step.number != 10 or step.shard != step.shards[1] or (flags / "died").exists():
-            return
-        (flags / f"second-{run.slot}").touch()
-        for slot in {0, 1, 2} - {run.slot}:
-            until(flags / f"second-{slot}")
-        if run.slot == 1 and once(run, "died"):
-            die()
-        until(flags / "died")
-
-    _loop(run, in_shard=inject)
-
-
 def with_loader(run: Any) -> None:
     """The rank has DataLoader workers: forked children that hold its sockets open after it was killed."""
     loader = torch.utils.data.DataLoader(Numbers(), batch_size=4, num_workers=2, persistent_workers=True)

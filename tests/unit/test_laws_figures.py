@@ -265,6 +265,8 @@ BY_HAND = (
     row("gathered-nothing", ex.gathered_bytes, 0, 1e-9, HAND, 1e9, parameter_bytes=28e9, ranks=2, copies=1, gathers=2),
     row("summed", ex.summed_bytes, 28, 1e-9, HAND, 1e9, gradient_bytes=28e9, ranks=8, copies=1),
     row("summed-whole", ex.summed_bytes, 49, 1e-9, HAND, 1e9, gradient_bytes=28e9, ranks=8, copies=7),
+    # two shards, each to an owner and a guard: 4 x 7/8, and no mean
+    row("summed-twice", ex.summed_bytes, 98, 1e-9, HAND, 1e9, gradient_bytes=28e9, ranks=8, copies=1, partials=2, adders=2),
     # 350 MB at 100 MB/s; 4 of 5 units are gathered while others compute, in 0.8 s forward and 0.8 s backward; in the rest of 4/5 of the
     # backward's time gradients travel, 1.4 s of them but for the last unit
     row("exposed-step", _exposed, 3.5, 1e-9, HAND),

@@ -70,8 +70,8 @@ def test_the_exchange_is_the_laws() -> None:
     law = exposed_exchange(
         forward_bytes=gathered_bytes(8.03e9 * 2, 64, 1, 2),
         backward_bytes=gathered_bytes(units.layer * 32 * 2, 64, 1, 2),
-        sum_bytes=summed_bytes(8.03e9 * 4, 64, 1, 2),
-        last_bytes=summed_bytes(around * 4, 64, 1),
+        sum_bytes=summed_bytes(8.03e9 * 4, 64, 1, 2, 2),
+        last_bytes=summed_bytes(around * 4, 64, 1, 1, 2),
         bytes_per_s=2e9,
         latency_s=5e-6,
         forward_s=step.compute_s * (1 / 3 if step.recompute == "selective" else 1 / 4),

@@ -14,7 +14,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -29,9 +29,10 @@ from actors.rank.step.layout import LayoutInputs
 from actors.rank.step.sums import ShardSums
 from actors.rank.tags import Tag
 from fleet.errors import FleetError
-from fleet.protocol.chunks import LATEST_S, SILENT_S, UNCUT, Chunk, Readiness, StateCut, Turn, bounds, can_accept, can_serve
+from fleet.protocol.adding import Adders
+from fleet.protocol.chunks import LATEST_S, SILENT_S, Chunk, Readiness, StateCut, bounds, can_accept, can_serve
 from fleet.protocol.records import COMM
-from fleet.protocol.types import Member, StateId
+from fleet.protocol.types import StateId
 
 ADDRESS_BYTES = 96
 UNDER_WAY_BYTES = 64 << 20
@@ -46,14 +47,11 @@ Stretch = tuple[int, int, int]
 
 
 class _Meeting(NamedTuple):
-    """The members of a view: the addresses at which they serve, the first attempt at a step in it, and this rank's number."""
+    """The members of a view: the addresses at which they serve, its generation, and this rank's number."""
 
     addresses: Sequence[Address]
-    turn: Turn
+    generation: int
     rank: int
-
-
-NOWHERE = _Meeting((), Turn(-1, 0), 0)
 
 
 class PeerExchange:
@@ -73,16 +71,13 @@ class PeerExchange:
     ) -> None:  # fmt: skip
         self._given, self._gradients, self._chunks = given, gradients, chunks
         self._moved = threading.Condition()
-        self._at = self._met = NOWHERE
-        self._cut = UNCUT
+        self._addresses: Sequence[Address] = ()
+        self._met = _Meeting(self._addresses, -1, 0)
+        self._adders = Adders(given.settings.shards)
         self._asked: Sequence[tuple[int, ...]] = ()
         self.missed, self.in_shard = "", False
         self._still, self._changes = True, 0
         self._loop = threading.get_ident()
-        self._owned, self._adding, self._guarded = dict[Stretch, tuple[int, ...]](), list[Stretch](), list[Stretch]()
-        self._adders, self._counted, self._some_count = 1, True, False
-        self._began: StateId | None = None
-        self._from: dict[int, set[Member]] = {}  # by shard, the ranks that had to compute it in this attempt
         self._patience_s = min(SILENT_S, given.settings.timeouts.collective_s)
         self._sums, self._sender = Sums(given.settings.shards, mean), Sender(given.called_away, self._patience_s)
         self._server = PeerServer(given.host, self._serve, self)
@@ -102,19 +97,14 @@ class PeerExchange:
 
         Where a guard adds up beside the owner, a shard may count in the next view though one of them is lost.
         """
-        return self.missed or ("" if self._twice else self._sender.failed)
-
-    @property
-    def _twice(self) -> bool:
-        """Gradients go to the owner of their chunk and to a guard, so that a loss costs the lost rank's shards and not the step."""
-        return self._adders > 1
+        return self.missed or ("" if self._adders.twice else self._sender.failed)
 
     def _patience(self) -> float:
         """Seconds for which a server may be silent now."""
         if self._ahead.dropped:
             return 0.0
         called_away = self.in_shard and self._given.called_away()
-        return (GRACE_S if self._twice else 0.0) if called_away else self._patience_s
+        return (GRACE_S if self._adders.twice else 0.0) if called_away else self._patience_s
 
     # ---- this rank's place in the view ---------------------------------------------------------------------------------------------------
 
@@ -140,79 +130,71 @@ class PeerExchange:
         mine = self._server.address.packed().ljust(ADDRESS_BYTES, b"\0")
         group.all_gather(rows, torch.frombuffer(bytearray(mine), dtype=torch.uint8), Tag.CLAIM)
         addresses = [Address.unpacked(row.numpy().tobytes()) for row in rows]
-        self._met = _Meeting(addresses, Turn(group.generation, 0), group.rank)
+        self._met = _Meeting(addresses, group.generation, group.rank)
 
-    def place(self, cut: StateCut, asked: Sequence[tuple[int, ...]], members: Sequence[Member]) -> None:
+    def place(self, cut: StateCut, asked: Sequence[tuple[int, ...]], *, inherited: bool) -> None:
         """This rank has its chunks of the view that was introduced last, and the step begins or goes on. Then call :meth:`count`.
 
         Args:
             asked: by chunk, the ranks that this rank asks for it, in order.
-            members: of the view. Gradients of others do not count: nobody can say any more what their shards' losses were.
+            inherited: no chunk has moved, so the step may go on.
         """
         self.missed = ""
         self._sender.begin()
+        addresses, generation, rank = self._met
         with self._moved:
-            self._at, self._counted, here = self._met, False, self._given.duties.at
-            goes_on = here is not None and self._began == here and self._cut.size == cut.size
-            self._adders = 1 + (self._given.settings.shards > len(members))
-            self.turn_to(cut, asked)
-            if not goes_on:
-                self.begin_step()
-                return
-            for member, shards in self._given.duties.had.items():
-                for shard in shards:
-                    self._from.setdefault(shard, set()).add(member)
-            lost = {shard for shard, those in self._from.items() if not those.issubset(members)}
-            self._sums.go_on(self._adding, self._guarded, lost)
+            self._addresses, self._asked = addresses, asked
+            if self._adders.place(cut, rank, len(addresses), generation, self._given.duties.at, inherited=inherited):
+                self._sums.go_on(*self._stretches())
+            else:
+                self._sums.begin(*self._stretches())
+
+    def turn_to(self, cut: StateCut, asked: Sequence[tuple[int, ...]]) -> None:
+        """This rank has its chunks of another cut, at the beginning of a step. Call it within :meth:`moving`."""
+        self._asked = asked
+        self._adders.turn_to(cut)
 
     @property
     def adding(self) -> Collection[Chunk]:
         """The chunks whose gradients this rank adds up."""
-        return [(self._cut.size, index) for index, keepers in enumerate(self._cut.keepers) if self._at.rank in keepers[: self._adders]]
+        return self._adders.claimed
 
     @property
     def there(self) -> Collection[int]:
         """The shards whose gradients this rank has, of all chunks that it owns."""
-        return self._sums.held(self._owned)
+        return self._sums.held(self._stretches_of(self._adders.owned))
 
     def count(self, shards: Collection[int]) -> None:
-        """Of the present step, ``shards`` count in this view: their gradients are with all owners, and ranks of the view have their
-        losses."""
+        """Of the present step, ``shards`` count in this view: their gradients are with all owners."""
         with self._moved:
             if not shards:
                 self.begin_step()
-            self._counted, self._some_count = True, bool(shards)
-            complete = self._sums.complete(self._owned)
+            self._adders.agree(shards)
+            complete = self._sums.complete(self._stretches_of(self._adders.owned))
             self._moved.notify_all()
         for stretch, mean in complete.items():
-            self._tell(stretch, mean)
+            self._send_mean(stretch, mean)
 
-    def turn_to(self, cut: StateCut, asked: Sequence[tuple[int, ...]]) -> None:
-        """This rank has its chunks of another cut, at the beginning of a step. Call it within :meth:`moving`."""
-        self._cut, self._asked = cut, asked
-        me, self._some_count = self._at.rank, False
-        chunks = [(self._stretches(index), keepers) for index, keepers in enumerate(cut.keepers) if me in keepers]
-        self._owned = {one: keepers[1:] for stretches, keepers in chunks if keepers[0] == me for one in stretches}
-        self._adding = [one for stretches, keepers in chunks if me in keepers[: self._adders] for one in stretches]
-        self._guarded = [one for stretches, keepers in chunks if me not in keepers[: self._adders] for one in stretches]
+    def _stretches(self) -> tuple[list[Stretch], list[Stretch]]:
+        """(those that this rank adds up, those that it only guards)."""
+        return self._stretches_of(self._adders.added), self._stretches_of(self._adders.guarded)
 
-    def _stretches(self, index: int) -> list[Stretch]:
-        """A chunk, in all flat buffers whose gradients leave."""
-        chunk, leaving = (self._cut.size, index), sorted(self._gradients.layout.leaving)
-        spans = [(flat, *bounds(self._chunks.extents[flat], chunk)) for flat in leaving]
+    def _stretches_of(self, chunks: Iterable[int]) -> list[Stretch]:
+        """Chunks, in all flat buffers whose gradients leave."""
+        size, leaving = self._adders.cut.size, sorted(self._gradients.layout.leaving)
+        spans = [(flat, *bounds(self._chunks.extents[flat], (size, index))) for index in chunks for flat in leaving]
         return [(flat, lo, hi) for flat, lo, hi in spans if lo < hi]
 
     def begin_step(self) -> None:
         """The state is that of the next step, without contributions yet."""
         with self._moved:
-            self._began, self._some_count, self._from = self._given.duties.at, False, {}
-            self._sums.begin(self._adding, self._guarded)
+            self._adders.begin_step(self._given.duties.at)
+            self._sums.begin(*self._stretches())
 
     def repeat(self) -> None:
         """All ranks compute the step once more: contributions of the last attempt are refused."""
-        turn = self._at.turn
         with self._moved:
-            self._at = self._at._replace(turn=Turn(turn.generation, turn.attempt + 1))
+            self._adders.repeat()
             self.begin_step()
             self._moved.notify_all()
 
@@ -261,11 +243,11 @@ class PeerExchange:
     def _try(self, wanted: Sequence[Wanted]) -> list[int]:
         """Ask the first server of each stretch. Returns the numbers of stretches that it could not fill."""
         assert self._given.duties.at is not None, "before its first view a rank has all parameters"
-        return self.fetcher.fetch(self._given.duties.at, [(self._at.addresses[keepers[0]], request) for keepers, request in wanted])
+        return self.fetcher.fetch(self._given.duties.at, [(self._addresses[keepers[0]], request) for keepers, request in wanted])
 
     def _gathering(self, flat: int, memory: torch.Tensor) -> FlatGathering:
         """Copy this rank's own chunks. The others are to be fetched from the ranks that serve them."""
-        size, extent = self._cut.size, self._chunks.extents[flat]
+        size, extent = self._adders.cut.size, self._chunks.extents[flat]
         host = memory if memory.is_cpu else torch.empty(memory.shape, dtype=memory.dtype, pin_memory=True, device="cpu")
         wanted = list[Wanted]()
         for index in range(size):
@@ -299,19 +281,19 @@ class PeerExchange:
     # ---- gradients that leave ------------------------------------------------------------------------------------------------------------
 
     def send(self, shard: int, packed: Mapping[int, torch.Tensor]) -> None:
-        """Send those who add up a chunk their stretch of the gradient of ``shard``. ``packed``: the whole gradient, by flat buffer."""
-        if self._at is NOWHERE or self.useless:  # a rehearsal; or some parameters were missing in the computation
+        """Send the ranks that add up a chunk its stretch of the gradient of ``shard``. ``packed``: the whole gradient, by flat buffer."""
+        if not self._addresses or self.useless:  # a rehearsal; or some parameters were missing in the computation
             return
         for flat, whole in packed.items():
             host = whole.cpu()
-            for index, keepers in enumerate(self._cut.keepers):
-                lo, hi = bounds(self._chunks.extents[flat], (self._cut.size, index))
-                for adder in keepers[: self._adders] if lo < hi else ():
+            for index, keepers in enumerate(self._adders.cut.keepers):
+                lo, hi = bounds(self._chunks.extents[flat], (self._adders.cut.size, index))
+                for adder in self._adders.of(keepers) if lo < hi else ():
                     self._contribute(adder, shard, (flat, lo, hi), host[lo:hi])
 
     def _contribute(self, adder: int, shard: int, stretch: Stretch, elements: torch.Tensor) -> None:
-        if adder != self._at.rank:
-            self._sender.send(self._at.addresses[adder], self._contribution(stretch, shard), elements)
+        if adder != self._adders.rank:
+            self._sender.send(self._addresses[adder], self._contribution(stretch, shard), elements)
             return
         with self._moved:
             self._count(stretch, shard, elements.clone())  # a view would keep the memory of the whole
@@ -319,7 +301,7 @@ class PeerExchange:
 
     def leave(self) -> None:
         """This rank leaves its view: give its contributions a moment to arrive, since they may count in the next view."""
-        if self._twice:
+        if self._adders.twice:
             self._sender.drain(GRACE_S)
 
     def flush(self, group: Group) -> None:
@@ -350,25 +332,26 @@ class PeerExchange:
         return True
 
     def _fate(self, request: PeerRequest) -> Readiness:
-        return can_accept((self._given.duties.at, self._at.turn), (request.state, request.turn), still=self._still and self._counted)
+        here, still = (self._given.duties.at, self._adders.turn), self._still and self._adders.agreed
+        return can_accept(here, (request.state, request.turn), still=still)
 
     def _count(self, stretch: Stretch, shard: int, elements: torch.Tensor) -> None:
         if shard == SUM:
             self._sums.know(stretch, elements)
-        elif (mean := self._sums.add(stretch, shard, elements)) is not None and stretch in self._owned:
-            self._tell(stretch, mean)
+        elif (mean := self._sums.add(stretch, shard, elements)) is not None:
+            self._send_mean(stretch, mean)
 
-    def _tell(self, stretch: Stretch, mean: torch.Tensor) -> None:
-        """Send the mean of a chunk that this rank owns to guards that do not add it up themselves, or only since the view began."""
-        guards, adding = self._owned[stretch], self._adders - 1
-        for number, guard in enumerate(guards if self._some_count else guards[adding:], 0 if self._some_count else adding):
-            # without a wait, as a thread that waits here receives nothing
-            request, address = self._contribution(stretch, SUM), self._at.addresses[guard]
-            self._sender.send(address, request, mean, waits=False, needed=number >= adding)
+    def _send_mean(self, stretch: Stretch, mean: torch.Tensor) -> None:
+        """Send the mean of a chunk to guards that may lack it, if this rank owns the chunk."""
+        for index in self._adders.owned:
+            for guard, needed in self._adders.guards(index) if stretch in self._stretches_of([index]) else ():
+                # without a wait, as a thread that waits here receives nothing
+                request, address = self._contribution(stretch, SUM), self._addresses[guard]
+                self._sender.send(address, request, mean, waits=False, needed=needed)
 
     def _contribution(self, stretch: Stretch, shard: int) -> PeerRequest:
         assert self._given.duties.at is not None
-        return PeerRequest(self._given.duties.at, *stretch, contribution=True, turn=self._at.turn, shard=shard)
+        return PeerRequest(self._given.duties.at, *stretch, contribution=True, turn=self._adders.turn, shard=shard)
 
     def means(self, group: Group, divisor: float) -> dict[int, Means]:
         """This rank's means, by flat buffer.
@@ -500,15 +483,12 @@ class Sums:
         self._sums = {stretch: self._empty() for stretch in adding}
         self._found = dict.fromkeys([*self._sums, *guarded])
 
-    def go_on(self, adding: Iterable[Stretch], guarded: Iterable[Stretch], lost: Set[int]) -> None:
-        """The step goes on in another view, without the shards ``lost``: sums that hold one of them are dropped."""
+    def go_on(self, adding: Iterable[Stretch], guarded: Iterable[Stretch]) -> None:
+        """The step goes on in another view, with the sums that are here."""
         before = self._sums
         self.begin(adding, guarded)
         for stretch in self._sums.keys() & before.keys():
-            sums = before[stretch]
-            sums.keep([block for block in sums.blocks if lost.isdisjoint(range(*block))])
-            sums.forget_free()
-            self._sums[stretch] = sums
+            self._sums[stretch] = sums = before[stretch]
             if sums.blocks == ((0, self._shards),):
                 self._found[stretch] = sums.partials(sums.blocks)[0].flats[0]
 

@@ -13,8 +13,10 @@ parameters. Each stretch goes to the owner of that chunk, which adds up those of
 mean to the guards of the chunk. So no rank has a whole gradient. It has one unit's gradient of a shard at a time, and the sums of chunks
 that it owns or guards.
 
-Gradients that have left a rank cannot be cut again for other ranks. So when the view changes during a step, the ranks compute it again from
-its first shard. The :class:`fleet.protocol.chunks.Turn` of a contribution says to which attempt it belongs.
+Gradients that have left a rank cannot be cut again for other ranks. With one shard a rank, a view change during a step means to compute it
+again: a lost shard takes as long. With more shards than ranks, gradients go to a guard, too. In the next view those shards count whose
+gradients are with all owners, and whose rank is there. The :class:`fleet.protocol.chunks.Turn` of a contribution says to which attempt it
+belongs.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from actors.rank.zero1.layout import ShardedReducer, cut_gradients
 from fleet.errors import ConfigError
 from fleet.host.linux import give_large_blocks_back
 from fleet.protocol.chunks import StateCut
-from fleet.protocol.types import Member, StateId
+from fleet.protocol.types import StateId
 
 log = logging.getLogger("fleet.rank")
 
@@ -124,6 +126,9 @@ class FsdpLayout(StateLayout):
     @property
     def there(self) -> Collection[int]:
         return self.exchange.there
+
+    def drop(self) -> None:
+        self.exchange.begin_step()
 
     def count(self, shards: Collection[int]) -> None:
         self.exchange.count(shards)
@@ -290,7 +295,7 @@ class FsdpLayout(StateLayout):
     def introduce(self, group: Group) -> None:
         self.exchange.introduce(group)
 
-    def place(self, state: StateId, cut: StateCut, group: Group, asked: Sequence[tuple[int, ...]], members: Sequence[Member]) -> None:
+    def place(self, state: StateId, cut: StateCut, group: Group, asked: Sequence[tuple[int, ...]], *, inherited: bool) -> None:
         self.kept.place(state, cut, group.rank)
         self.reducer.cut = cut
-        self.exchange.place(cut, asked, members)
+        self.exchange.place(cut, asked, inherited=inherited)

@@ -264,17 +264,17 @@ class PeerFetcher:
         return bytes(answer) == YES
 
     def _fill(self, connection: socket.socket, into: memoryview) -> None:
-        at, heard_s = 0, time.monotonic()
+        at, last_s = 0, time.monotonic()
         while at < len(into):
             try:
                 count = connection.recv_into(into[at:])
             except TimeoutError:
-                if time.monotonic() - heard_s > self._patience():
+                if time.monotonic() - last_s > self._patience():
                     raise
                 continue
             if not count:
                 raise ConnectionError("the connection has ended")
-            at, heard_s = at + count, time.monotonic()
+            at, last_s = at + count, time.monotonic()
 
     def _drop(self, address: Address) -> None:
         if (connection := self._connections.pop(address, None)) is not None:

@@ -30,7 +30,7 @@ from fleet.errors import ConfigError
 from fleet.protocol.chunks import StateCut
 from fleet.protocol.duties import Duties
 from fleet.protocol.layouts import LAYOUTS
-from fleet.protocol.types import Member, StateId, View
+from fleet.protocol.types import StateId, View
 from fleet.protocol.vote import CommitVote
 from fleet.settings.run import RunSettings
 
@@ -148,6 +148,9 @@ class StateLayout:
         A shard counts in a view that begins within the step if it is there on all ranks.
         """
         return None
+
+    def drop(self) -> None:
+        """What this rank has added up of the step for others is of no use: ranks may differ in it."""
 
     def count(self, shards: Collection[int]) -> None:
         """These shards of the step count in the view that begins."""
@@ -294,10 +297,12 @@ class StateLayout:
     def introduce(self, group: Group) -> None:
         """Exchange the facts that ranks need of each other before chunks are placed in a view. Raises GroupBroken."""
 
-    def place(self, state: StateId, cut: StateCut, group: Group, asked: Sequence[tuple[int, ...]], members: Sequence[Member]) -> None:
-        """This rank's chunks in the view of ``group``, whose ``members`` are one column, are here, all at ``state``.
+    def place(self, state: StateId, cut: StateCut, group: Group, asked: Sequence[tuple[int, ...]], *, inherited: bool) -> None:
+        """This rank's chunks in the view of ``group`` are here, all at ``state``.
 
-        ``asked``: by chunk, the ranks that this rank asks for it.
+        Args:
+            asked: by chunk, the ranks that this rank asks for it.
+            inherited: no chunk has moved, so the step may go on.
         """
 
     def gather(self, group: Group, routes: Any) -> None:

@@ -412,9 +412,9 @@ class TrainStep:
         self.gradients.buffers.restore()
         self.verify.join(group, column, here, receiver)
         idle = column.idle if self.layout.spares_newcomers else ()
-        there = self.layout.there
-        if there is not None and compared:
-            there = ()  # ranks may differ in what they have added up
+        if compared:
+            self.layout.drop()
+        there = None if receiver else self.layout.there
         self.layout.count(self.contributions.assign(there, idle, begun=begun))
         self.verify.recheck.join(column.generation, rank, here, receiver, column.ranges, whole=self.duties.shares is self.duties.whole)
 

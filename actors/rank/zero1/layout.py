@@ -28,7 +28,7 @@ from actors.rank.zero1.kept import FIXED, KeptChunks
 from fleet.protocol.chunks import UNCUT, WHOLE, StateCut, Stretch, bounds, cut_points, route
 from fleet.protocol.chunks import Chunk as ChunkOfState
 from fleet.protocol.records import COMM
-from fleet.protocol.types import Member, StateId
+from fleet.protocol.types import StateId
 
 Routes = list[list[list[Stretch]]]
 """By view rank and flat buffer: the stretches that the rank needs, each with its source."""
@@ -166,7 +166,7 @@ class Zero1Layout(StateLayout):
 
     # ---- a view begins -------------------------------------------------------------------------------------------------------------------
 
-    def place(self, state: StateId, cut: StateCut, group: Group, asked: Sequence[tuple[int, ...]], members: Sequence[Member]) -> None:
+    def place(self, state: StateId, cut: StateCut, group: Group, asked: Sequence[tuple[int, ...]], *, inherited: bool) -> None:
         self.kept.place(state, cut, group.rank)
         self._route(group.size)
 

@@ -119,14 +119,14 @@ class Resharding:
         Raises GroupBroken: each rank is as before, or a step further, and no chunk is lost by it. When no member of a column has a chunk,
         all ranks find and report it. A later view may have the chunk; if none has, a new history begins.
         """
-        with self._layout.moving():
-            return self._exchange(groups, view)
-
-    def _exchange(self, groups: ViewGroups, view: View) -> ViewState:
-        kept_here, group, me = self._kept, groups.column, groups.column.rank
-        kept_here.stop()
-        mine = replace(kept_here.claim(self._node), pace_s=self._train.pace_s)
+        self._kept.stop()
+        mine = replace(self._kept.claim(self._node), pace_s=self._train.pace_s)
         said, target = come_to_one(groups.whole, mine, view.donor, self._train.vote, self._protocol, self._advance)
+        with self._layout.moving():  # until all are here, a rank may compute a shard, and ask this one
+            return self._exchange(groups, view, said, target)
+
+    def _exchange(self, groups: ViewGroups, view: View, said: Sequence[Claim], target: StateId) -> ViewState:
+        kept_here, group, me = self._kept, groups.column, groups.column.rank
         reads, everywhere = kept_here.reads(target), settled(said, target)
         columns_there = {coordinate: [everywhere[rank] for rank in ranks] for coordinate, ranks in columns(view.members).items()}
         if not reads:
@@ -135,8 +135,7 @@ class Resharding:
         coordinate = view.members[groups.whole.rank].coordinate
         claims, there = [said[rank] for rank in columns(view.members)[coordinate]], columns_there[coordinate]
         self._complete(group, there)
-        column = view.column_of(view.members[groups.whole.rank])
-        self._give_the_rest(group, column.donor, there)
+        self._give_the_rest(group, view.column_of(view.members[groups.whole.rank]).donor, there)
         places = [numbered(claim.node, self._depth) for claim in claims]
         wanted = cut_of(guards(places, self._copies, self._replica_size))
         self._layout.introduce(group)  # before chunks move, as a rank may serve once its own have moved
@@ -147,7 +146,8 @@ class Resharding:
             self._move(group, there, wanted, places)
         else:
             self._keep_those_of(cut, me)
-        self._layout.place(target, cut or wanted, group, self._asked(cut or wanted, me, places), column.members)
+        asked, inherited = self._asked(cut or wanted, me, places), cut is not None and not reads
+        self._layout.place(target, cut or wanted, group, asked, inherited=inherited)
         moving = None
         if cut is not None and cut != wanted:
             recut = Recut(cut, wanted, group.size, kept_here.chunks.extents, places, first=first_elements(claims))
