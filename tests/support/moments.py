@@ -104,8 +104,8 @@ def a_joining_rank_dies(run: Any) -> None:
     placed: list[int] = []
     place = FsdpLayout.place
 
-    def noted(layout: Any, state: Any, *reported: Any) -> None:
-        place(layout, state, *reported)
+    def noted(layout: Any, state: Any, *reported: Any, **named: Any) -> None:
+        place(layout, state, *reported, **named)
         placed.append(state.step)
 
     FsdpLayout.place = noted  # type: ignore[method-assign]
