@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import os
 import secrets
@@ -150,6 +151,7 @@ def _plan_of(given: dict[str, Any]) -> RunPlan:
     return _checked(plan, given)
 
 
+@functools.cache
 def _alone() -> Any:
     """``fleet run`` as a command line of its own."""
     alone = typer.Typer(add_completion=False)
