@@ -44,8 +44,9 @@ KILLED = {"1m": Shape(128, 5, 1), "10m": Shape(320, 8, 1), "50m": Shape(720, 8, 
 SMALLEST = Shape(64, 2, 1)
 WORLD, SPARES = 3, 1
 """Ranks and spares of the runs with kills."""
-NO_SPARE = "no_spare"
-"""The run with kills and without a spare, of ten million parameters."""
+NO_SPARE, SEVERAL = "no_spare", "several"
+"""Two runs with kills of ten million parameters: without a spare, and with :data:`EACH` shards a rank, where kills come within steps."""
+EACH = 4
 GROUPED, GROUP = 4, 2
 """Ranks in all, and in each group, of the runs with groups and kills."""
 
@@ -57,13 +58,15 @@ def parameters_of(shape: Shape) -> tuple[int, int]:
     return bytes_of[0], bytes_of[1]
 
 
-def settings_of(shape: Shape, world: int, folder: Path, spares: int = 0, replica_size: int = 1, **given: object) -> RunSettings:
+def settings_of(
+    shape: Shape, world: int, folder: Path, spares: int = 0, replica_size: int = 1, each: int = 1, **given: object
+) -> RunSettings:  # fmt: skip
     """Settings of a run without checkpoints, without copies to peers, and without the straggler policy: this machine may be slow.
-    A rank, or a group, is on a node of its own.
+    A rank, or a group, is on a node of its own. ``each``: shards of a rank.
     """
     options = {**shape.options(), "folder": str(folder), **{name: str(value) for name, value in given.items()}}
     return RunSettings(
-        world=world, spares=spares, nodes=world // replica_size if replica_size > 1 else world + spares, shards=world, seed=SEED,
+        world=world, spares=spares, nodes=world // replica_size if replica_size > 1 else world + spares, shards=each * world, seed=SEED,
         replica_size=replica_size, optimizer_sharding="fsdp", options=options, budgets=generous(),
         checkpoint=CheckpointSettings(policy="fixed", interval_s=FAR_S, peer_interval_s=FAR_S), straggler=StragglerSettings(enabled=False),
     )  # fmt: skip
@@ -143,10 +146,20 @@ def _held(shape: Shape, world: int, sides: Mapping[str, Side]) -> dict[str, Any]
 
 
 def trained(
-    shape: Shape, total: int, kills: int, pause_s: float, folder: Path, world: int = WORLD, replica_size: int = 1, spares: int = SPARES
+    shape: Shape,
+    total: int,
+    kills: int,
+    pause_s: float,
+    folder: Path,
+    world: int = WORLD,
+    replica_size: int = 1,
+    spares: int = SPARES,
+    each: int = 1,
+    until_s: float = 0.0,
 ) -> Ran:
-    settings = settings_of(shape, world, folder, spares, replica_size, steps=total, pause_s=pause_s if kills else 0.0)
-    return through(settings, folder, mesh_ranks.with_faults, kills, pause_s)
+    """Kills come up to ``until_s`` after a commit; 0: within the pause."""
+    settings = settings_of(shape, world, folder, spares, replica_size, each, steps=total, pause_s=pause_s if kills else 0.0)
+    return through(settings, folder, mesh_ranks.with_faults, kills, until_s or pause_s)
 
 
 def lost(run: Ran) -> int:
@@ -158,17 +171,19 @@ def lost(run: Ran) -> int:
 
 
 def kills(form: Form, folder: Path) -> Part:
-    """Kills at ten million parameters with a twin, and without a spare; and at one and fifty million."""
+    """Kills at ten million parameters with a twin, without a spare, and with several shards a rank; and at one and fifty million."""
     sizes = form.of(KILLED, {"10m": KILLED["10m"]}, {"10m": SMALLEST})
-    shapes = sizes | {NO_SPARE: sizes["10m"]}
-    count = form.of({"1m": 6, "10m": 20, "50m": 10, NO_SPARE: 10}, {"10m": 4, NO_SPARE: 2}, {"10m": 1, NO_SPARE: 1})
+    shapes = sizes | dict.fromkeys((NO_SPARE, SEVERAL), sizes["10m"])
+    many = {"1m": 6, "10m": 20, "50m": 10, NO_SPARE: 10, SEVERAL: 6}
+    count = form.of(many, {"10m": 4, NO_SPARE: 2, SEVERAL: 1}, {"10m": 1, NO_SPARE: 1, SEVERAL: 1})
     pause_s, each = form.of(0.25, 0.25, 0.1), form.of(10, 10, 60)
     total = {name: each * (count[name] + 1) for name in shapes}
     pieces = {f"{count[name]} kills at {name} parameters": name for name in sizes}
     pieces[f"{count[NO_SPARE]} kills at 10m parameters without a spare"] = NO_SPARE
-    spares = {name: 0 if name == NO_SPARE else SPARES for name in shapes}
+    pieces[f"{count[SEVERAL]} kills at 10m parameters with {EACH} shards a rank"] = SEVERAL
+    more: dict[str, dict[str, Any]] = {NO_SPARE: {"spares": 0}, SEVERAL: {"each": EACH, "until_s": form.of(2.0, 2.0, 0.1)}}
     work = {
-        what: partial(trained, shapes[name], total[name], count[name], pause_s, folder / name, spares=spares[name])
+        what: partial(trained, shapes[name], total[name], count[name], pause_s, folder / name, **more.get(name, {}))
         for what, name in pieces.items()
     }
     work["their twin at 10m parameters"] = partial(trained, shapes["10m"], total["10m"], 0, pause_s, folder / "twin")
@@ -190,6 +205,7 @@ def kills(form: Form, folder: Path) -> Part:
             },
             "fleet_fsdp_kill_full_again_s_median": statistics.median(samples["fleet_fsdp_kill_10m_full_again_s"]),
             "fleet_fsdp_kill_no_spare_full_again_s_median": statistics.median(samples["fleet_fsdp_kill_no_spare_full_again_s"]),
+            "fleet_fsdp_kill_several_stall_over_step_ratio": stalls[SEVERAL] / median_step_s(runs[SEVERAL].timeline.commits()),
             "fleet_fsdp_samples_lost_total": sum(map(lost, runs.values())),
             "fleet_fsdp_bit_identical_ratio": float(runs["10m"].status == "completed" and runs["10m"].digest == twin.digest != ""),
         }

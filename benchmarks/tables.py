@@ -339,6 +339,8 @@ BENCHMARKS: dict[str, Benchmark] = {
             "fleet_fsdp_kill_1m_stall_s_median": None,
             "fleet_fsdp_kill_50m_stall_s_median": None,
             "fleet_fsdp_kill_no_spare_stall_s_median": None,
+            "fleet_fsdp_kill_several_stall_s_median": None,
+            "fleet_fsdp_kill_several_stall_over_step_ratio": Target("<=", 1.0, why="four shards a rank"),
             "fleet_fsdp_kill_1m_change_s_median": Target("<=", 0.15),
             "fleet_fsdp_kill_10m_change_s_median": Target("<=", 0.15),
             "fleet_fsdp_kill_50m_change_s_median": Target("<=", 0.15),

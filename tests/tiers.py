@@ -36,6 +36,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "tests/fault/test_experiments.py::test_an_experiment_that_is_cut_off_never_says_violated[step-1-TERM]",
         "tests/fault/test_bit_identity.py::test_faults_and_world_size_change_no_bit[1]",
         "tests/fault/test_fsdp.py::test_a_storm_changes_no_bit[0]",
+        "tests/fault/test_fsdp.py::test_a_loss_costs_the_shards_of_the_lost_rank_and_not_the_step[1]",
         "tests/fault/test_fsdp.py::test_no_world_size_changes_a_bit[2]",
         "tests/fault/test_fsdp.py::test_no_world_size_changes_a_bit[3]",
         "tests/fault/test_fsdp_memory.py::test_a_rank_holds_what_the_law_says[4-1]",
@@ -128,6 +129,8 @@ NIGHTLY: dict[str, dict[str, str]] = {
         "tests/fault/test_bit_identity.py::test_faults_and_world_size_change_no_bit": "eighteen more storms beside two of each change",
         "tests/fault/test_fsdp.py::test_a_storm_changes_no_bit": "eleven more storms beside one of each change",
         "tests/fault/test_fsdp.py::test_no_world_size_changes_a_bit": "more worlds, of which each change has two",
+        "tests/fault/test_fsdp.py::test_a_loss_costs_the_shards_of_the_lost_rank_and_not_the_step":
+            "a second number of copies, of which each change has one",
         "tests/fault/test_fsdp_exchange.py": "bytes of each mode and world; a law changes seldom, and is tested by itself",
         "tests/fault/test_fsdp_memory.py": "memory of each mode and world, of which each change has one",
         "tests/fault/test_fsdp_loops.py::test_a_kill_changes_no_bit":

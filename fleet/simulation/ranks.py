@@ -111,7 +111,7 @@ class SimLayout:
         return None
 
     def drop(self) -> None:
-        """What this rank has added up of the step for others is of no use."""
+        """Drop the sums that this rank has made for others."""
 
     def count(self, shards: Collection[int]) -> None:
         """These shards of the step count in the view that begins."""

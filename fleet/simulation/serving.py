@@ -12,6 +12,7 @@ from fleet.protocol.records import Committed, Record, ViewPublished
 from fleet.protocol.types import Coordinate, Member, StateId, View, columns
 from fleet.simulation.checker import InvariantChecker
 from fleet.simulation.gathering import Fetched
+from fleet.simulation.model import SPOILED
 from fleet.simulation.ranks import SimRank
 from fleet.simulation.sharded import LENGTH, SLICES
 from fleet.simulation.stage import Stage
@@ -35,7 +36,10 @@ class Gathers(InvariantChecker):
 
 
 class GradientsAdded(InvariantChecker):
-    """6, with sharded parameters: the owner of a chunk has each shard's gradient, and it is that of the rank that reports the shard."""
+    """6, with sharded parameters: the owner of a chunk has each shard's gradient, and it is that of the rank that reports the shard.
+
+    One that is not finite may be of a rank that was lost meanwhile: then all ranks compute the step once more.
+    """
 
     name = "sums"
 
@@ -43,7 +47,7 @@ class GradientsAdded(InvariantChecker):
         """``rank`` owns ``chunk``, and all ranks have reported their shards: ``merged``."""
         lacking = sorted(merged.keys() - sums.keys())
         self.require(not lacking, f"{rank} owns chunk {chunk}, and lacks the gradients of shards {lacking}")
-        other = sorted(shard for shard, value in merged.items() if sums[shard] != value)
+        other = sorted(shard for shard, value in merged.items() if sums[shard] != value and SPOILED not in (sums[shard], value))
         self.require(not other, f"{rank} has other gradients of shards {other} than the ranks that report them")
 
 

@@ -160,7 +160,7 @@ def in_groups(size: int, replica_size: int, folder: Path) -> list[tuple[str, int
         join(train, group, replica_size)
         assert take_all(train, state) == list(range(STEPS))
         exchange = train.layout.exchange
-        served = {exchange._at.addresses.index(address) for address in exchange.fetcher._connections}
+        served = {exchange._addresses.index(address) for address in exchange.fetcher._connections}
         found = train.layout.digest(STEPS), sum(each.nbytes for each in train.layout.weights), served
         group.all_gather(torch.empty(group.size, 1), torch.zeros(1))
         close(train)

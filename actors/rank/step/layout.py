@@ -150,7 +150,7 @@ class StateLayout:
         return None
 
     def drop(self) -> None:
-        """What this rank has added up of the step for others is of no use: ranks may differ in it."""
+        """Drop the sums that this rank has made for others: ranks may differ in them."""
 
     def count(self, shards: Collection[int]) -> None:
         """These shards of the step count in the view that begins."""
