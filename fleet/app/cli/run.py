@@ -54,8 +54,7 @@ class Visible(Protocol):
 
 
 class Launch(Visible, Protocol):
-    """A run that is begun: ``fleet.app.recipes.LiveRun`` on a local cluster, ``fleet.app.remote.Launched`` on one that was there, and
-    ``fleet.app.plain.PlainRun`` of a script that is not Fleet's."""
+    """A run that is begun: ``LiveRun`` on a local cluster, ``Launched`` on one that was there, ``PlainRun`` of a script not of Fleet."""
 
     def stop(self, reason: str) -> None: ...
 
@@ -153,7 +152,6 @@ def _plan_of(given: dict[str, Any]) -> RunPlan:
 
 @functools.cache
 def _alone() -> Any:
-    """``fleet run`` as a command line of its own."""
     alone = typer.Typer(add_completion=False)
     alone.command()(run)
     return typer.main.get_command(alone)
