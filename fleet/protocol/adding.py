@@ -14,6 +14,9 @@ from fleet.protocol.chunks import UNCUT, Chunk, StateCut, Turn
 from fleet.protocol.probes import probe
 from fleet.protocol.types import StateId
 
+GRACE_S = 0.5
+"""A rank that is called away waits so long for its contributions, and for a silent server: in most cases both sender and receiver work."""
+
 
 class Adders:
     """The ranks of a view that add up, as one of them knows it.

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from fleet.protocol.adding import Adders
+from fleet.protocol.adding import GRACE_S, Adders
 from fleet.protocol.chunks import LATEST_S, Chunk, Readiness, StateCut, Turn, can_accept
 from fleet.protocol.types import Column, StateId
 from fleet.simulation.clockwork import Steps
@@ -17,9 +17,9 @@ from fleet.simulation.groups import Broken
 from fleet.simulation.ranks import SimLayout
 
 HOP_S = (0.0002, 0.002)
-"""Seconds of a contribution to its receiver, and of the answer back: (least, most)."""
-GRACE_S, LOOK_S = 0.5, 0.05
-"""A rank that is called away waits so long for its contributions, and looks as often."""
+"""Seconds of a request or a contribution to its receiver, and of the answer back: (least, most)."""
+LOOK_S = 0.05
+"""Interval at which a rank that waits checks whether it is called away."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -7,20 +7,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from fleet.protocol.adding import GRACE_S
 from fleet.protocol.chunks import LATEST_S, SILENT_S, WHOLE, Chunk, Readiness, StateCut, can_serve, servers
 from fleet.protocol.moves import Begin
 from fleet.protocol.types import Column, Member, StateId
 from fleet.simulation.clockwork import Future, Steps
-from fleet.simulation.contributing import GRACE_S, SimContributions
+from fleet.simulation.contributing import HOP_S, LOOK_S, SimContributions
 from fleet.simulation.groups import Broken, SimGroup
 from fleet.simulation.model import POISON
 from fleet.simulation.ranks import Dead, SimLayout, SimRank
 from fleet.simulation.sharded import SimChunks
-
-HOP_S = (0.0002, 0.002)
-"""Seconds of a request to its server, and of the answer back: (least, most)."""
-LOOK_S = 0.05
-"""Interval at which a rank that waits for a stretch checks whether it is called away."""
 
 
 class Fetched(NamedTuple):

@@ -29,7 +29,7 @@ from actors.rank.step.layout import LayoutInputs
 from actors.rank.step.sums import ShardSums
 from actors.rank.tags import Tag
 from fleet.errors import FleetError
-from fleet.protocol.adding import Adders
+from fleet.protocol.adding import GRACE_S, Adders
 from fleet.protocol.chunks import LATEST_S, SILENT_S, Chunk, Readiness, StateCut, bounds, can_accept, can_serve
 from fleet.protocol.records import COMM
 from fleet.protocol.types import StateId
@@ -39,8 +39,6 @@ UNDER_WAY_BYTES = 64 << 20
 """A backward that is faster than its links waits when so much is on its way."""
 SUM = -1
 """In the place of a shard: the contribution is the mean over all shards."""
-GRACE_S = 0.5
-"""A rank that is called away waits so long for its contributions: in most cases both sender and receiver work."""
 
 Stretch = tuple[int, int, int]
 """(flat buffer, from, to)."""

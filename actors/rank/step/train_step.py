@@ -410,10 +410,10 @@ class TrainStep:
             self.reset()
         self.duties.at = here
         self.gradients.buffers.restore()
+        if compared:  # the next line forgets it
+            self.layout.drop()
         self.verify.join(group, column, here, receiver)
         idle = column.idle if self.layout.spares_newcomers else ()
-        if compared:
-            self.layout.drop()
         there = None if receiver else self.layout.there
         self.layout.count(self.contributions.assign(there, idle, begun=begun))
         self.verify.recheck.join(column.generation, rank, here, receiver, column.ranges, whole=self.duties.shares is self.duties.whole)
