@@ -10,8 +10,8 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -26,7 +26,7 @@ from actors.rank.membership.membership import Membership
 from actors.rank.membership.process_group import GroupBroken, Interrupted
 from actors.rank.membership.view_groups import Meeting
 from actors.rank.mesh.run_mesh import RunMesh
-from actors.rank.once import EvaluationFigures, OneOfAll, name_of
+from actors.rank.once import EvaluationFigures, OneOfAll, name_of, words_of
 from actors.rank.rank_injector import RankInjector
 from actors.rank.rehearsing import rehearsing
 from actors.rank.state.saving import PartsPort, Saver, model_state
@@ -51,22 +51,15 @@ from fleet.protocol.moves import Advance, Attempted, Compute, Move, Rehearse
 from fleet.protocol.once import BEGIN, END
 from fleet.protocol.records import COMPUTE, FINISH
 from fleet.protocol.topology import DIMENSIONS, coordinate
-from fleet.protocol.types import StateId, View
+from fleet.protocol.types import StateId, View, rank_of_those_behind
 from fleet.settings.run import RunSettings
+
+if TYPE_CHECKING:
+    from actors.rank.mesh.pipe import LossFn, Pipeline
 
 log = logging.getLogger("fleet.rank")
 T = TypeVar("T")
-MOST_REASON = 500
 BREAK = "Leave it where a step is committed, `if step.commit() and ...: break`, or say run.stop(reason), which may stand in any attempt."
-
-
-def rank_of_those_behind(view: View, began: int, step: int, rank: int) -> int:
-    """The number of view rank ``rank`` among the ranks that have taken ``step``.
-
-    The ranks entered the view at step ``began``, which its newcomers have not taken. ``view.state`` may be older, as the view was published
-    before.
-    """
-    return rank - sum(each < rank for each in view.receivers) if began == step else rank
 
 
 class Run:
@@ -136,6 +129,17 @@ class Run:
             return dict(self._mesh.coordinate)
         return coordinate(self.rank, self._settings.optimizer_sharding == "fsdp", self._settings.replica_ranks)
 
+    def pipeline(
+        self, layers: Sequence[torch.nn.Module], loss_fn: LossFn, *, inputs: Callable[[Any], Any], begins: Sequence[int] = ()
+    ) -> Pipeline:  # fmt: skip
+        """Cut a model into the stages of ``--mesh stage=N``: this rank keeps the layers of its stage. See :class:`Pipeline` for the
+        arguments.
+
+        Call it before the optimizer is made, track the whole model, and call ``pipe.step`` in the place of the loop over ``step.batches``.
+        A spare waits here until it is called. Raises ConfigError: the run has no stages, or the model has fewer layers.
+        """
+        return self._mesh.pipe(layers, loss_fn, inputs, begins)
+
     @property
     def config(self) -> RunSettings:
         """The run's settings."""
@@ -164,7 +168,7 @@ class Run:
         if units and self._settings.optimizer_sharding != "fsdp" and self.slot == 0:
             log.warning("fully_shard has cut the model in %d units, and each rank has it whole: see --optimizer-sharding fsdp", len(units))
         self._mesh.check(modules)
-        return tracked(objects, units, weights, self._settings, lambda: self.device)
+        return tracked(objects, units, weights, self._settings, lambda: self.device, self._mesh.stages)
 
     def steps(
         self, state: TrackedState, *, total: int, clip_norm: ClipNorm = None, together: int = 1, flops: float = 0.0
@@ -376,10 +380,7 @@ class Run:
             LoopError: the call is before the loop, after it, or within a step; or another rank goes on from here.
             ConfigError: there is no reason, or it is too long.
         """
-        words = " ".join(reason.split()) if isinstance(reason, str) else ""
-        if not words or len(words) > MOST_REASON:
-            why = f"it is a text for people, of 1 to {MOST_REASON} characters"
-            raise ConfigError("reason", reason if not words else f"{words[:40]}...", why, 'Give a few words: run.stop("the loss is flat").')
+        words = words_of(reason)
         if self._train_step is None or self._loop.client.protocol.concluded:
             way_out = "Leave out the loop, or return from the train function." if self._train_step is None else "The run ends by itself."
             raise LoopError(f"run.stop({words!r}) stands outside of the loop over run.steps. {way_out}")

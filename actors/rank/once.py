@@ -12,7 +12,7 @@ from typing import Any
 
 from actors.rank.membership.membership import Membership
 from actors.rank.telemetry.recorder import Recorder
-from fleet.errors import FleetError
+from fleet.errors import ConfigError, FleetError
 from fleet.protocol.lease import Lease
 from fleet.protocol.moves import CarryOut
 from fleet.protocol.once import key_of
@@ -21,6 +21,18 @@ from fleet.protocol.types import StateId
 ASK_AGAIN_S = 0.5
 MOST_BYTES = 64 << 10
 """The limit of a result: it goes to each rank, and into the journal."""
+
+MOST_REASON = 500
+"""Characters of the reason why a loop ends its run."""
+
+
+def words_of(reason: Any) -> str:
+    """The reason of ``run.stop``, in one line. Raises ConfigError."""
+    words = " ".join(reason.split()) if isinstance(reason, str) else ""
+    if not words or len(words) > MOST_REASON:
+        why = f"it is a text for people, of 1 to {MOST_REASON} characters"
+        raise ConfigError("reason", reason if not words else f"{words[:40]}...", why, 'Give a few words: run.stop("the loss is flat").')
+    return words
 
 
 class OneOfAll:

@@ -57,6 +57,12 @@ class Tag(IntEnum):
     TOGETHER = SIDE + 13
     """Collectives of the ranks that compute a shard together, in a group of their own."""
 
+    STAGE = SIDE + 14
+    """Activations of one stage of a shard, for the next stage, and their gradients back."""
+
+    STAGE_HEAD = SIDE + 15
+    """The shapes of that, and the weight of the shard's loss."""
+
     STATE = 1 << 25
     """The state that a donor gives: its plan, its chunks, their sums."""
 

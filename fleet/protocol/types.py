@@ -16,6 +16,10 @@ Coordinate = tuple[tuple[str, int], ...]
 """A rank's place among ranks that compute a shard together: names and numbers, ``(("tensor", 1),)``. Empty: each rank computes alone."""
 
 
+STAGE = "stage"
+"""The axis whose ranks have layers one after the other."""
+
+
 def in_words(coordinate: Coordinate) -> str:
     """A coordinate for people: ``tensor=1``."""
     return ", ".join(f"{axis}={place}" for axis, place in coordinate)
@@ -72,6 +76,12 @@ def columns(members: Sequence[Member]) -> dict[Coordinate, tuple[int, ...]]:
     for place, member in enumerate(members):
         found.setdefault(member.coordinate, []).append(place)
     return {coordinate: tuple(places) for coordinate, places in found.items()}
+
+
+def last_stage(members: Sequence[Member]) -> tuple[int, ...]:
+    """The places of the members that have the last layers, and so the losses; () where the model is not cut into stages."""
+    found = {coordinate: places for coordinate, places in columns(members).items() if STAGE in dict(coordinate)}
+    return found[max(found)] if found else ()
 
 
 def groups(members: Sequence[Member]) -> list[tuple[int, ...]]:
@@ -162,6 +172,15 @@ class View:
         waiting = tuple(place for place, group in enumerate(groups(self.members)) if not receiving.isdisjoint(group))
         donor = min(range(len(ranks)), key=lambda place: (ranks[place] != self.donor, ranks[place] in receiving))
         return Column(self.generation, members, ranges, donor, receivers, waiting)
+
+
+def rank_of_those_behind(view: View, began: int, step: int, rank: int) -> int:
+    """The number of view rank ``rank`` among the ranks that have taken ``step``.
+
+    The ranks entered the view at step ``began``, which its newcomers have not taken. ``view.state`` may be older, as the view was published
+    before.
+    """
+    return rank - sum(each < rank for each in view.receivers) if began == step else rank
 
 
 @dataclass(frozen=True, slots=True)

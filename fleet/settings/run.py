@@ -12,14 +12,14 @@ from fleet.errors import ConfigError
 from fleet.protocol.domains import HOST, check_levels
 from fleet.protocol.draws import left_out_of
 from fleet.protocol.layouts import LAYOUTS
-from fleet.protocol.types import Coordinate
+from fleet.protocol.types import STAGE, Coordinate
 from fleet.settings.cost import CostSettings
 from fleet.settings.fields import setting, within
 from fleet.settings.per_rank import PerRankSettings
 from fleet.settings.track import TrackSettings
 
-AXES = ("tensor",)
-"""Of a mesh: ``tensor``, whose ranks have parts of the same layers."""
+AXES = (STAGE, "tensor")
+"""Of a mesh: ``stage``, whose ranks have layers one after the other, and ``tensor``, whose ranks have parts of the same layers."""
 
 WINDOW_S = 600.0
 """The time in which losses, and view changes for slow ranks, are counted against their limits."""
@@ -277,7 +277,12 @@ class RunSettings:
     @property
     def replicated(self) -> bool:
         """Each rank has the whole state."""
-        return not self.spread and self.group == 1
+        return not self.spread and not self.in_columns
+
+    @property
+    def in_columns(self) -> bool:
+        """Ranks compute shards together, or could: a mesh with stages trains alike with one stage."""
+        return self.group > 1 or STAGE in self.mesh
 
     @property
     def spread(self) -> str:
@@ -334,8 +339,14 @@ class RunSettings:
                 axes = " x ".join(f"{axis}={size}" for axis, size in self.mesh.items())
                 reason = f"no multiple of the {self.group} ranks that compute a shard together ({axes})"
                 raise ConfigError(name, getattr(self, name), reason, f"Take {self.group} ranks for each replica, or a smaller axis.")
-        if self.group == 1:
+        if not self.in_columns:
             return
+        if STAGE in self.mesh and (others := [axis for axis in self.mesh if axis != STAGE]):
+            reason = "ranks of one stage cannot divide its layers yet"
+            raise ConfigError(f"mesh.{others[0]}", self.mesh[others[0]], reason, f"Leave {STAGE} or {others[0]} out.")
+        if STAGE in self.mesh and self.optimizer_sharding != "none":
+            reason = "the ranks of a stage have all of its state"
+            raise ConfigError("optimizer_sharding", self.optimizer_sharding, reason, f"Set it to none, or leave {STAGE} out.")
         together = f"mesh has groups of {self.group} ranks"
         if self.replica_size > 1:
             raise ConfigError("replica_size", self.replica_size, f"{together} already", "Leave replica_size out.")

@@ -20,7 +20,6 @@ from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 
 import fleet
 import fleet.data
-from actors.rank.loop import rank_of_those_behind
 from actors.train_session import Retention
 from chaos.settings import parse_chaos
 from fleet.app import launching, plans
@@ -31,7 +30,7 @@ from fleet.app.shipping import ship
 from fleet.errors import ConfigError, FleetError, LoopError, RunFailed
 from fleet.ledger.reports import reports
 from fleet.protocol.records import HistoryBegun, OnceRecord
-from fleet.protocol.types import Member, StateId, View
+from fleet.protocol.types import Member, StateId, View, rank_of_those_behind
 from fleet.settings.per_rank import PerRankSettings
 from storage.reported import ReportedFolders
 

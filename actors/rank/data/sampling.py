@@ -29,6 +29,11 @@ def seed_shard(seed: int, step: int, shard: int) -> None:
     seed_all(derive_seed(seed, "shard", step, shard))
 
 
+def seed_layer(seed: int, step: int, shard: int, layer: int) -> None:
+    """Set all random generators for one layer's forward of one shard: the same wherever the layer is computed."""
+    seed_all(derive_seed(seed, "layer", step, shard, layer))
+
+
 def seed_step(seed: int, step: int) -> None:
     """Set all random generators for the part of a step outside of its shards: the same on each rank."""
     seed_all(derive_seed(seed, "step", step))

@@ -11,21 +11,30 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from actors.rank.fsdp.layout import FsdpLayout
-from actors.rank.membership.process_group import GroupBroken
+from actors.rank.membership.process_group import Group, GroupBroken
 from actors.rank.membership.view_groups import ViewGroups
 from actors.rank.mesh.local_steps import on_local_memory
 from actors.rank.mesh.parts import whole
-from actors.rank.mesh.torch_group import TensorGroup
 from actors.rank.state.saving import StatePart
 from actors.rank.step.clipping import SplitNorms, block_norms
 from actors.rank.step.kept_sums import KeptSums
 from actors.rank.step.layout import LayoutInputs, OwnWord, StateLayout, all_finite
 from actors.rank.zero1.layout import Zero1Layout
 from fleet.protocol.types import Coordinate, View, columns
+
+
+class ComputesTogether(Protocol):
+    """The ranks with which one rank computes, in whatever view. ``lost``: why what it got from them is of no use."""
+
+    lost: str
+
+    def meet(self, inside: Group | None) -> None:
+        """Compute with these ranks from now on; None: with none."""
 
 
 @dataclass
@@ -39,7 +48,7 @@ class _InView:
         common: the square of the norm of what all columns have alike of the gradient.
     """
 
-    group: TensorGroup
+    group: ComputesTogether
     first_column: bool
     rank: int = 0
     size: int = 1
@@ -54,7 +63,7 @@ class InColumns(StateLayout):
         group: the ranks with which this one computes; it stands at ``coordinate`` there.
     """
 
-    def __init__(self, given: LayoutInputs, group: TensorGroup, coordinate: Coordinate) -> None:
+    def __init__(self, given: LayoutInputs, group: ComputesTogether, coordinate: Coordinate) -> None:
         super().__init__(given)
         self._at = _InView(group, not any(place for _, place in coordinate))
 
@@ -111,7 +120,7 @@ class InColumns(StateLayout):
 class ColumnLayout(InColumns):
     """Each rank has its column's part whole: the ranks of a column are replicas of each other."""
 
-    def __init__(self, given: LayoutInputs, group: TensorGroup, coordinate: Coordinate) -> None:
+    def __init__(self, given: LayoutInputs, group: ComputesTogether, coordinate: Coordinate) -> None:
         super().__init__(given, group, coordinate)
         self.kept_sums = KeptSums(self.gradients, given.vote)
 

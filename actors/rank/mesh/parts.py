@@ -92,7 +92,12 @@ def part_of(name: str, live: Any, value: torch.Tensor) -> torch.Tensor:
 
 
 def cut_like(name: str, live: Any, value: Any) -> Any:
-    """``value``, whole or this rank's part of it, as a tensor that is divided like ``live``. Raises ConfigError for another shape."""
+    """``value``, whole or this rank's part of it, as a tensor that is divided like ``live``. Raises ConfigError for another shape.
+
+    Where ``live`` has no memory, as another stage has it, the result has none.
+    """
+    if getattr(live, "is_meta", False) and isinstance(value, torch.Tensor):
+        return torch.empty_like(live, dtype=value.dtype)
     if is_whole(live) or not isinstance(value, torch.Tensor) or not is_whole(value):
         return value
     part = part_of(name, live, value)

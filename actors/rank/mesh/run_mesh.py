@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -11,12 +11,13 @@ import torch
 from actors.rank.membership.client import Client
 from actors.rank.membership.view_groups import Meeting
 from fleet.errors import ConfigError, FleetError, RunOver
-from fleet.protocol.types import Coordinate
+from fleet.protocol.types import STAGE, Coordinate
 from fleet.settings.run import RunSettings
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from actors.rank.mesh.pipe import Pipeline, StageLink
     from actors.rank.mesh.torch_group import TensorGroup
     from actors.rank.step.layout import LayoutInputs, StateLayout
     from actors.rank.step.train_step import TrainStep
@@ -29,7 +30,8 @@ class RunMesh:
 
     def __init__(self, settings: RunSettings, client: Client, device_of: Callable[[], torch.device]) -> None:
         self.axes, self._client, self._device_of = settings.mesh, client, device_of
-        self.divides = settings.group > 1
+        self.divides, self._staged = settings.in_columns, STAGE in settings.mesh
+        self._pipe: tuple[Pipeline, list[torch.nn.Module]] | None = None
 
     @property
     def coordinate(self) -> Coordinate:
@@ -41,16 +43,59 @@ class RunMesh:
         return protocol.coordinate
 
     @functools.cached_property
+    def link(self) -> StageLink:
+        """The ranks of the other stages. Raises ConfigError: the run has no stages."""
+        from actors.rank.mesh.pipe import StageLink
+
+        if not self._staged:
+            raise ConfigError("mesh", dict(self.axes) or "none", "the model has no stages in it", f"Start the run with --mesh {STAGE}=2.")
+        ((axis, place),) = self.coordinate
+        return StageLink(place, self.axes[axis])
+
+    @functools.cached_property
     def _made(self) -> tuple[TensorGroup, DeviceMesh]:
         from actors.rank.mesh.torch_group import mesh_of
 
         ((axis, place),) = self.coordinate
+        if axis == STAGE:
+            reason = "its ranks have layers one after the other, and no part of a layer"
+            raise ConfigError("mesh", f"{axis}={self.axes[axis]}", reason, "Give the layers to run.pipeline.")
         return mesh_of(place, self.axes[axis], self._device_of(), axis)
 
     @property
+    def _together(self) -> TensorGroup | StageLink:
+        return self.link if self._staged else self._made[0]
+
+    @property
     def device_mesh(self) -> DeviceMesh:
-        """For ``parallelize_module``."""
+        """For ``parallelize_module``. Raises ConfigError: the mesh has stages."""
         return self._made[1]
+
+    def pipe(self, layers: Sequence[torch.nn.Module], loss_fn: Any, inputs: Any, begins: Sequence[int]) -> Pipeline:
+        """See :meth:`actors.rank.loop.Run.pipeline`."""
+        from actors.rank.mesh.pipe import Pipeline, begins_of
+
+        link = self.link
+        found = [0, *begins] if begins else begins_of(len(layers), link.stages)
+        if len(found) != link.stages or sorted({*found}) != found or found[-1] >= len(layers):
+            given = f"{len(layers)} layers, stages begin at {found}"
+            raise ConfigError("pipeline", given, f"each of the {link.stages} stages needs a layer", "Take fewer stages, or more layers.")
+        pipe = Pipeline(layers, loss_fn, inputs, link, found)
+        self._pipe = pipe, list(layers)
+        return pipe
+
+    def stages(self) -> tuple[Sequence[torch.nn.Module], frozenset[int]]:
+        """The layers of the model, and the ids of the parameters and buffers that another stage has; none without stages.
+
+        Raises ConfigError: the model is not cut into the stages of the run.
+        """
+        if not self._staged:
+            return (), frozenset()
+        if self._pipe is None:
+            raise ConfigError("mesh", dict(self.axes), "the model is not cut into stages", "Call run.pipeline before run.track.")
+        pipe, layers = self._pipe
+        others = [layer for number, layer in enumerate(layers) if number not in pipe.span]
+        return layers, frozenset(id(one) for layer in others for one in (*layer.parameters(), *layer.buffers()))
 
     def check(self, modules: Mapping[str, torch.nn.Module]) -> None:
         """Raises ConfigError for a parameter that is divided over another mesh, or that this one's ranks do not divide evenly."""
@@ -79,7 +124,7 @@ class RunMesh:
         if not self.divides:
             return evaluate
         found = evaluate()
-        return None if self._made[0].lost else lambda: found
+        return None if self._together.lost else lambda: found
 
     def whole(self, state: Callable[[], Mapping[str, Any]], *, over: bool) -> Callable[[], Mapping[str, Any]] | None:
         """Gives ``state`` with whole tensors: the ranks of a group call it together.
@@ -88,9 +133,10 @@ class RunMesh:
         ``over``: no view follows. Then it raises FleetError.
         """
         from actors.rank.mesh.parts import whole
+        from actors.rank.mesh.stages import of_all_stages
 
-        found: Mapping[str, Any] = whole(dict(state()))
-        if not self._made[0].lost:
+        found: Mapping[str, Any] = of_all_stages(self.link, dict(state())) if self._staged else whole(dict(state()))
+        if not self._together.lost:
             return lambda: found
         if over:
             way_out = "fleet checkpoint export writes it from the last checkpoint."
@@ -100,7 +146,10 @@ class RunMesh:
     def layout(self, given: LayoutInputs) -> StateLayout:
         """The layout of a state of which each column has its part."""
         from actors.rank.mesh.layout import IN_COLUMNS
+        from actors.rank.mesh.stages import StageLayout
 
+        if self._staged:
+            return StageLayout(given, self.link, self.coordinate)
         return IN_COLUMNS[given.settings.optimizer_sharding](given, self._made[0], self.coordinate)
 
     def meeting(self, train: TrainStep, advance: Callable[[], Any]) -> Meeting:

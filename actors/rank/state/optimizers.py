@@ -9,10 +9,15 @@ import torch
 
 from actors.rank.mesh.parts import cut_like, is_whole
 
+COUNT = "step"
+"""The name of the number of steps in a parameter's state: it lies nowhere but on the host."""
+
 
 def _cut(parameter: torch.Tensor, key: str, value: Any) -> Any:
     """A value of a parameter's state, divided as the parameter is: such as a moment, and not such as a number of steps."""
-    return cut_like(key, parameter, value) if isinstance(value, torch.Tensor) and value.dim() == parameter.dim() > 0 else value
+    if not isinstance(value, torch.Tensor) or key == COUNT or value.dim() == 0 < parameter.dim():
+        return value
+    return cut_like(key, parameter, value) if parameter.is_meta or value.dim() == parameter.dim() > 0 else value
 
 
 def load(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
@@ -35,5 +40,7 @@ def load(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
             cast = now.get(key)
             if not is_whole(cast):
                 continue
+            if parameter.is_meta and isinstance(value, torch.Tensor) and value is divided[number][key]:
+                now[key] = value  # alike in all stages
             if isinstance(value, torch.Tensor) and isinstance(cast, torch.Tensor) and cast.dtype != value.dtype:
                 now[key] = value.to(cast.device)

@@ -7,7 +7,7 @@ After that a thread of its own writes the part, and reports when it is durable.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -61,9 +61,12 @@ class StatePart:
     size: int
     first: bool = True
 
-    def slices(self, tensors: Sequence[torch.Tensor], divided: Mapping[int, InWhole]) -> list[Slice]:
-        """This rank's slices of ``tensors``. ``divided``: by index, the place of a tensor of which each column has another part."""
-        mine = [number for number in range(len(tensors)) if self.first or number in divided]
+    def slices(self, tensors: Sequence[torch.Tensor], divided: Mapping[int, InWhole], elsewhere: Collection[int] = ()) -> list[Slice]:
+        """This rank's slices of ``tensors``.
+
+        ``divided``: by index, the place of a tensor of which each column has another part. ``elsewhere``: those that this column lacks.
+        """
+        mine = [number for number in range(len(tensors)) if (self.first or number in divided) and number not in elsewhere]
         found = []
         for number, rows, offsets, shape in slices([tensors[number] for number in mine], self.size)[self.rank]:
             where = divided.get(mine[number])
@@ -79,14 +82,15 @@ class WholeTensors:
         self.state, self.state_part = state, state_part
         self.index, self.count = state_part.index, state_part.count
         self._divided: Mapping[int, InWhole] = {}
+        self._elsewhere: Collection[int] = ()
 
     def flat(self) -> Flat:
         flat = self.state.flat()
-        self._divided = flat.divided
+        self._divided, self._elsewhere = flat.divided, flat.elsewhere
         return flat
 
     def items(self, tensors: Sequence[torch.Tensor]) -> list[Slice]:
-        return self.state_part.slices(tensors, self._divided)
+        return self.state_part.slices(tensors, self._divided, self._elsewhere)
 
 
 class PartsPort(Protocol):

@@ -16,7 +16,7 @@ import torch
 import xxhash
 from torch import nn
 
-from actors.rank.fsdp.taken import Unit
+from actors.rank.fsdp.taken import Unit, numbers
 from actors.rank.membership.process_group import Group, GroupBroken, Work
 from actors.rank.mesh.parts import InWhole, cut_like, in_whole, local
 from actors.rank.plain_kinds import PLAIN
@@ -46,12 +46,14 @@ class Flat(NamedTuple):
         tensors: the live tensors, not copies. One that occurs twice (tied weights) is listed once.
         volatile: indices of the tensors that a forward may change between commits: small buffers of modules, and integer ones.
         divided: by index, the place of a tensor of which ranks that compute together have a part each.
+        elsewhere: indices of the tensors of other stages, which are empty here.
     """
 
     skeleton: str
     tensors: list[torch.Tensor]
     volatile: frozenset[int]
     divided: Mapping[int, InWhole] = MappingProxyType({})
+    elsewhere: frozenset[int] = frozenset()
 
 
 class TrackedState:
@@ -72,6 +74,7 @@ class TrackedState:
         marks: gives the parameters that a loop has frozen or thawed, as text; None: there are none.
         mark: takes the marks of a state that is loaded.
         free: called between shards, and before the state changes: frees parameters that modules hold for one shard.
+        layers: of a model whose ranks have layers one after the other. ``elsewhere``: ids of the tensors of the others.
     """
 
     def __init__(self, **objects: Any) -> None:
@@ -91,6 +94,8 @@ class TrackedState:
         self.marks: Callable[[], str | None] = lambda: None
         self.mark: Callable[[str | None], object] = lambda marks: None
         self.free: Callable[[], object] = lambda: None
+        self.layers: Sequence[nn.Module] = ()
+        self.elsewhere: frozenset[int] = frozenset()
         self._seen: dict[int, _Seen] = {}
         self._skeletons = Skeletons()
         self.flat()  # refuses a state that cannot be written now, not after a rank is lost
@@ -102,6 +107,10 @@ class TrackedState:
     @property
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         return {name: tracked for name, tracked in self.objects.items() if isinstance(tracked, torch.optim.Optimizer)}
+
+    def cut(self, layers: Sequence[nn.Module], elsewhere: frozenset[int]) -> None:
+        """Set :attr:`layers` and :attr:`elsewhere`."""
+        self.layers, self.elsewhere, self._seen = layers, elsewhere, {}
 
     def replace(self, tracked: Any, stand_in: Any) -> None:
         """Track ``stand_in`` in the place of ``tracked``, under its name."""
@@ -118,11 +127,27 @@ class TrackedState:
     def flat(self, whole: Mapping[str, Any] | None = None) -> Flat:
         """As :meth:`flatten`, and which of the tensors a forward may change. ``whole``: see :meth:`digest`."""
         parts = self.common() | dict(whole or {}) | ({MARKS: marks} if (marks := self.marks()) is not None else {})
-        found = _Tensors(self._seen)
+        found = _Tensors(self._seen, self._alone if self.layers else None)
         skeleton = self._skeletons.write(parts, found.index)
         self._seen = found.seen
         buffers = [tensor for name in self.modules for key, tensor in parts[name].items() if _is_volatile(key, tensor)]
-        return Flat(skeleton, found.tensors, frozenset(found.index(tensor) for tensor in buffers), found.divided)
+        volatile = frozenset(found.index(tensor) for tensor in buffers if not tensor.is_meta)
+        return Flat(skeleton, found.tensors, volatile, found.divided, frozenset(found.elsewhere))
+
+    @property
+    def numbers(self) -> dict[int, int]:
+        """By ``id`` of a parameter, the number of its layer, from 1 on; without layers that of its unit."""
+        if not self.layers:
+            return numbers(self.units)
+        return {id(one): number for number, layer in enumerate(self.layers, 1) for one in layer.parameters()}
+
+    @property
+    def _alone(self) -> frozenset[int]:
+        """Ids of the tensors of this rank's layers, which no other stage has."""
+        own = [one for layer in self.layers for one in (*layer.parameters(), *layer.buffers()) if id(one) not in self.elsewhere]
+        held = ((one, optimizer.state.get(one, {})) for optimizer in self.optimizers.values() for one in own)
+        moments = [value for one, state in held for key, value in state.items() if _is_cut(key, value, one)]
+        return frozenset(map(id, (*own, *moments)))
 
     def common(self) -> dict[str, Any]:
         """The state dict of each object, with the live tensors, without parameters that ranks keep in chunks."""
@@ -175,19 +200,46 @@ class TrackedState:
             names = sorted(missing) + sorted(found.unexpected_keys)
             raise ConfigError("model", names[0], "the state to load is that of another model", "Load a checkpoint of the same model.")
 
-    def digest(self, step: int, whole: Mapping[str, Any] | None = None) -> str:
+    def digest(self, step: int, whole: Mapping[str, Any] | None = None, *, known: Sequence[bytes] | None = None) -> str:
         """SHA-256 in hex over the whole state, the random generators and the data cursor; equal on ranks that are equal bit for bit.
 
         The cursor is ``step``, the number of committed steps: with the run's seed it determines the next samples. ``whole``: full state
-        dicts of objects whose own state dict lacks parts.
+        dicts of objects whose own state dict lacks parts. ``known``: the :meth:`fingerprint` of each tensor of :meth:`in_order`, where this
+        rank lacks some.
         """
-        return hashlib.sha256(repr(sorted({**self.digest_parts(whole), "cursor": step}.items())).encode()).hexdigest()
+        parts = self.digest_parts(whole) if known is None else self._digest_of(iter(known))
+        return hashlib.sha256(repr(sorted({**parts, "cursor": step}.items())).encode()).hexdigest()
+
+    def in_order(self) -> list[torch.Tensor]:
+        """All tensors, in an order that does not depend on the order in which they were made."""
+        found: list[torch.Tensor] = []
+
+        def note(tensor: torch.Tensor) -> bytes:
+            found.append(tensor)
+            return b""
+
+        for name in sorted(self.objects):
+            _update(hashlib.sha256(), self.objects[name].state_dict(), note)
+        return found
+
+    @staticmethod
+    def fingerprint(tensor: torch.Tensor) -> bytes:
+        """SHA-256 of its values."""
+        return hashlib.sha256(_values(tensor)).digest()
+
+    def _digest_of(self, known: Iterator[bytes]) -> dict[str, str]:
+        parts = {name: _digest(self.objects[name].state_dict(), lambda _: next(known)) for name in sorted(self.objects)}
+        return {**parts, "rng": self._rng_digest}
+
+    @property
+    def _rng_digest(self) -> str:
+        return _digest([torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)])
 
     def digest_parts(self, whole: Mapping[str, Any] | None = None) -> dict[str, str]:
         """A digest for each tracked object and one for ``rng``, to find the one that differs."""
         states = {name: tracked.state_dict() for name, tracked in self.objects.items()} | dict(whole or {})
         parts = {name: _digest(state) for name, state in states.items()}
-        return {**parts, "rng": _digest([torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)])}
+        return {**parts, "rng": self._rng_digest}
 
 
 def _live_state(tracked: Any) -> Any:
@@ -201,6 +253,11 @@ def _at(module: nn.Module, path: str) -> Any:
     for name in path.split("."):
         module = getattr(module, name, None)  # type: ignore[assignment]
     return module
+
+
+def _is_cut(key: str, value: Any, parameter: torch.Tensor) -> bool:
+    """Whether an entry of a parameter's optimizer state lies where the parameter does. A count of steps does not."""
+    return isinstance(value, torch.Tensor) and key != "step" and value.dim() == parameter.dim()
 
 
 def _is_volatile(name: str, value: Any) -> bool:
@@ -222,9 +279,15 @@ class _Seen(NamedTuple):
 
 
 class _Tensors:
-    """Makes a list of the tensors of a state. ``known``: the tensors seen in the last state."""
+    """Makes a list of the tensors of a state.
 
-    def __init__(self, known: Mapping[int, _Seen]) -> None:
+    Args:
+        known: the tensors seen in the last state.
+        alone: ids of those that no other stage has; None without stages.
+    """
+
+    def __init__(self, known: Mapping[int, _Seen], alone: frozenset[int] | None) -> None:
+        self._alone, self.elsewhere = alone, list[int]()
         self.tensors: list[torch.Tensor] = []
         self.divided: dict[int, InWhole] = {}
         self.seen: dict[int, _Seen] = {}
@@ -234,19 +297,25 @@ class _Tensors:
     def index(self, tensor: torch.Tensor) -> int:
         """The index of ``tensor`` in the list."""
         found, mine = self._before.get(id(tensor)), local(tensor)
-        if found is None or found.live is not tensor or found.address != mine.data_ptr() or found.detached.shape != mine.shape:
-            found = _see(tensor, mine)
+        lacking, alone = self._alone is not None and tensor.is_meta, self._alone is not None and id(tensor) in self._alone
+        changed = found is None or found.live is not tensor or found.address != mine.data_ptr()
+        if found is None or changed or (found.detached.shape != mine.shape and not lacking):
+            found = _see(tensor, mine, lacking=lacking, alone=alone)
         self.seen[id(tensor)] = found
         index = self._indices.setdefault(found.key, len(self.tensors))
         if index == len(self.tensors):
             self.tensors.append(found.detached)
             if found.place is not None:
                 self.divided[index] = found.place
+            if lacking:
+                self.elsewhere.append(index)
         return index
 
 
-def _see(tensor: torch.Tensor, mine: torch.Tensor) -> _Seen:
-    detached, place = mine.detach(), in_whole(tensor)
+def _see(tensor: torch.Tensor, mine: torch.Tensor, *, lacking: bool, alone: bool) -> _Seen:
+    if lacking:
+        return _Seen(tensor, 0, torch.empty(0, dtype=tensor.dtype, device="cpu"), id(tensor), None)
+    detached, place = mine.detach(), InWhole((0,) * mine.dim(), tuple(mine.shape)) if alone else in_whole(tensor)
     key = (mine.data_ptr(), mine.dtype, mine.shape, mine.stride(), mine.device) if mine.data_ptr() else id(tensor)
     return _Seen(tensor, mine.data_ptr(), detached, key, place)
 
@@ -260,28 +329,36 @@ def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
 # ---- digest ------------------------------------------------------------------------------------------------------------------------------
 
 
-def _digest(value: Any) -> str:
+Values = Callable[[torch.Tensor], Any]
+"""Gives the bytes that stand for a tensor's values in a digest."""
+
+
+def _values(tensor: torch.Tensor) -> Any:
+    return flat_bytes(local(tensor).cpu()).numpy()
+
+
+def _digest(value: Any, values: Values = _values) -> str:
     found = hashlib.sha256()
-    _update(found, value)
+    _update(found, value, values)
     return found.hexdigest()
 
 
-def _update(found: Any, value: Any) -> None:
+def _update(found: Any, value: Any, values: Values) -> None:
     """Add ``value`` to the digest in canonical form: keys sorted, with types and lengths, tensors with dtype and shape."""
     if isinstance(value, torch.Tensor):
         found.update(f"tensor {value.dtype} {tuple(value.shape)} ".encode())
-        found.update(flat_bytes(local(value).cpu()).numpy())
+        found.update(values(value))
     elif isinstance(value, np.ndarray):
         found.update(f"array {value.dtype} {value.shape} ".encode() + np.ascontiguousarray(value).tobytes())
     elif isinstance(value, Mapping):
         found.update(f"mapping {len(value)} ".encode())
         for key in sorted(value, key=lambda k: (type(k).__name__, repr(k))):
-            _update(found, key)
-            _update(found, value[key])
+            _update(found, key, values)
+            _update(found, value[key], values)
     elif isinstance(value, (list, tuple, deque)):
         found.update(f"sequence {len(value)} ".encode())
         for item in value:
-            _update(found, item)
+            _update(found, item, values)
     elif isinstance(value, (str, int, float, bool, bytes, type(None))):
         text = value.hex() if isinstance(value, (float, bytes)) else str(value)
         found.update(f"{type(value).__name__} {len(text)} {text} ".encode())
@@ -440,6 +517,8 @@ def receive_state(group: Group, source: int, state: TrackedState, before_load: C
 
 def _fresh(dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
     """A new tensor in memory from numpy, which asks for huge pages: to touch new small pages costs more than the network transfer."""
+    if not shape.numel():
+        return torch.empty(shape, dtype=dtype, device="cpu")
     data = torch.from_numpy(np.empty(shape.numel() * dtype.itemsize, dtype=np.uint8))
     return data.view(dtype).view(shape)
 

@@ -26,11 +26,13 @@ def tracked(
     weights: str | os.PathLike[str] | None,
     settings: RunSettings,
     device_of: Callable[[], torch.device],
+    stages: Callable[[], tuple[Sequence[torch.nn.Module], frozenset[int]]] = lambda: ((), frozenset()),
 ) -> TrackedState:
     """The state of ``objects``, with the first weights from ``weights``. ``units``: those of ``fully_shard``.
 
     Args:
         device_of: gives this rank's device; called only where the device matters.
+        stages: gives the layers of a model that is cut into stages, and ids of the tensors that other stages have.
 
     Raises:
         ConfigError: see :meth:`actors.rank.loop.Run.track`.
@@ -39,8 +41,10 @@ def tracked(
     chunked = settings.optimizer_sharding == "fsdp"
     modules = {name: one for name, one in objects.items() if isinstance(one, torch.nn.Module)}
     device = device_of() if weights is not None or (units and chunked) else torch.device("cpu")
-    readers = load_weights(modules, WeightFiles(weights) if weights is not None else None, device, chunked=chunked)
+    files, (layers, elsewhere) = WeightFiles(weights) if weights is not None else None, stages()
+    readers = load_weights(modules, files, device, chunked=chunked, elsewhere=elsewhere)
     state = TrackedState(**objects)
+    state.cut(layers, elsewhere)
     _check_shared(state)
     state.readers, state.units = readers, units
     state.casts = any(unit.precision.parameters is not None for unit in units)

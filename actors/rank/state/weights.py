@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +88,19 @@ class WeightFiles:
         return rows.reshape(-1)[lo - first * row : hi - first * row]
 
 
-def load_weights(modules: Mapping[str, nn.Module], weights: WeightFiles | None, device: torch.device, *, chunked: bool) -> dict[int, Read]:
+def load_weights(
+    modules: Mapping[str, nn.Module],
+    weights: WeightFiles | None,
+    device: torch.device,
+    *,
+    chunked: bool,
+    elsewhere: Collection[int] = (),
+) -> dict[int, Read]:
     """Give the modules their weights, and memory on ``device`` where they have none.
 
     Args:
         chunked: ranks will keep chunks of the trained parameters. Those on ``meta`` stay there.
+        elsewhere: ids of the tensors that other ranks have; they stay there, too.
 
     Returns:
         By ``id`` of each trained parameter, a function that reads it; empty unless ``chunked``.
@@ -100,17 +108,21 @@ def load_weights(modules: Mapping[str, nn.Module], weights: WeightFiles | None, 
     Raises:
         ConfigError: the weights are those of another model, or a tensor on ``meta`` is in no file. The error names it.
     """
-    readers = _load(modules, weights, device, chunked) if weights is not None else {}
+    readers = _load(modules, weights, device, chunked, elsewhere) if weights is not None else {}
     for root, module in modules.items():
         for name, tensor in (*module.named_parameters(root), *module.named_buffers(root)):
-            if tensor.is_meta and id(tensor) not in readers:
+            if tensor.is_meta and id(tensor) not in readers and id(tensor) not in elsewhere:
                 _refuse(name, weights)
     return readers
 
 
-def _load(modules: Mapping[str, nn.Module], weights: WeightFiles, device: torch.device, chunked: bool) -> dict[int, Read]:
+def _load(
+    modules: Mapping[str, nn.Module], weights: WeightFiles, device: torch.device, chunked: bool, elsewhere: Collection[int]
+) -> dict[int, Read]:  # fmt: skip
     readers: dict[int, Read] = {}
     for name, tensor in _matched(modules, weights).items():
+        if id(tensor) in elsewhere:
+            continue
         if chunked and isinstance(tensor, nn.Parameter) and tensor.requires_grad:
             readers[id(tensor)] = _reader(weights, name, tensor)
         if not (tensor.is_meta and id(tensor) in readers):

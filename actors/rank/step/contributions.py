@@ -19,7 +19,7 @@ from actors.rank.tags import Tag
 from actors.rank.telemetry.recorder import Recorder
 from fleet.protocol.duties import Duties
 from fleet.protocol.shards import Shares, cover
-from fleet.protocol.types import Column, Member, View, columns, groups
+from fleet.protocol.types import Column, Member, View, columns, groups, last_stage
 from fleet.settings.run import RunSettings
 
 
@@ -30,6 +30,21 @@ class InView(NamedTuple):
     groups: ViewGroups
 
 
+class _Places(NamedTuple):
+    """Ranks of one view, by their numbers there.
+
+    Attributes:
+        whole: all of them. ``places``: those of this rank's column. ``last``: those that have the losses. ``receivers``: newcomers.
+        together: those that compute shards together, by the place of this rank's column.
+    """
+
+    whole: Group
+    places: tuple[int, ...]
+    last: tuple[int, ...]
+    receivers: frozenset[int]
+    together: list[tuple[int, ...]]
+
+
 class Contributions:
     """The contributions of one rank.
 
@@ -37,8 +52,7 @@ class Contributions:
         duties: which rank has which shards.
         losses: by shard, of the shards that this rank has computed and that count; ``weights`` are theirs. ``log`` holds the loop's
             figures.
-        group, column, rank: the ranks that sum together, their column, and this rank's number there. ``whole``, ``places``: all ranks of
-            the view, and which of them are the column's.
+        group, column, rank: the ranks that sum together, their column, and this rank's number there.
         side: carries a few numbers beside the gradients.
         gathered: representations of shards, for a loss over the whole batch. ``carried``: the state that shards leave for the next step.
     """
@@ -60,8 +74,7 @@ class Contributions:
         self._shards, self._gradients, self._reducer, self._recorder = settings.shards, gradients, reducer, recorder
         self.losses: dict[int, float] = {}
         self.group, self.rank = Group(0, 0, 1, gradients.parameters[0].device), 0
-        self.whole, self.places, self._receivers = self.group, tuple(range(1)), frozenset[int]()
-        self._together: list[tuple[int, ...]] = [(0,)]
+        self._at = _Places(self.group, (0,), (0,), frozenset(), [(0,)])
         self.side = SideChannel(self.group)
         self._sent: list[tuple[Work, torch.Tensor]] = []  # messages on their way to the peers, whose memory must stay
         self._promise: tuple[Group, Collection[int], Collection[int]] | None = None
@@ -69,7 +82,7 @@ class Contributions:
     def rehearse(self) -> None:
         """Prepare for a rehearsal: this rank alone, one shard."""
         self.group, self.rank = Group(0, 0, 1, self.group.device), 0
-        self.whole = self.group
+        self._at = self._at._replace(whole=self.group)
         self.duties.rehearse()
         self.gathered.rehearse()
 
@@ -78,13 +91,23 @@ class Contributions:
         :meth:`TrainStep.join`."""
         self.group, self.column, self.rank = group, column, rank
         if view is None:
-            self.whole, self._receivers, self.places = group, frozenset(column.receivers), tuple(range(group.size))
-            self._together = [(place,) for place in self.places]
+            everywhere = tuple(range(group.size))
+            self._at = _Places(group, everywhere, everywhere, frozenset(column.receivers), [(place,) for place in everywhere])
         else:
-            members = view.view.members
-            self.whole, self._receivers, self._together = view.groups.whole, frozenset(view.view.receivers), groups(members)
-            self.places = columns(members)[members[self.whole.rank].coordinate]
+            members, whole = view.view.members, view.groups.whole
+            places = columns(members)[members[whole.rank].coordinate]
+            self._at = _Places(whole, places, last_stage(members) or places, frozenset(view.view.receivers), groups(members))
         self.log.begin_view()
+
+    @property
+    def whole(self) -> Group:
+        """All ranks of the view."""
+        return self._at.whole
+
+    @property
+    def compared(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of the view's ranks, those of this column, and those that have the losses: the last stage's, or this column's."""
+        return self._at.places, self._at.last
 
     # ---- which rank brings which shards --------------------------------------------------------------------------------------------------
 
@@ -125,7 +148,7 @@ class Contributions:
 
         Where ranks compute together, those that all of them have. Where others add up, those that are there on all ranks.
         """
-        group, receivers = self.whole, self._receivers
+        group, receivers = self._at.whole, self._at.receivers
         promise, self._promise = self._promise, None
         held: Collection[int] = self._gradients.sums.held
         representations: Collection[int] = self.gathered.held
@@ -140,9 +163,9 @@ class Contributions:
         received = [[frozenset(row.nonzero().flatten().tolist()) for row in mask] for mask in masks]
         received[group.rank] = [frozenset(held), frozenset(representations), frozenset(range(self._shards) if there is None else there)]
         self.gathered.used = self.gathered.used or bool(masks[:, 3].any())  # so a rank that has not run the loop body yet learns it
-        self.gathered.join([received[place][1] for place in self.places], idle)
+        self.gathered.join([received[place][1] for place in self._at.places], idle)
         everywhere = frozenset.intersection(*(received[rank][2] for rank in (group.rank, *givers)))
-        return [everywhere.intersection(*(received[place][0] for place in together)) for together in self._together]
+        return [everywhere.intersection(*(received[place][0] for place in together)) for together in self._at.together]
 
     def assign_anew(self) -> None:
         """Share out all shards: the next step begins, or the same step from its beginning."""

@@ -58,7 +58,7 @@ class FlatLayout:
         extents: by flat buffer, how many of its first elements are gradients; changes of buffers follow them.
         leaving: the flat buffers whose gradients leave the rank in the backward.
         optimizers: by flat buffer, the number of the optimizer that its gradients are for.
-        divided: the flat buffers of divided parameters.
+        divided: the flat buffers of divided parameters. ``units``: the unit of each flat buffer.
         meta: one set of flat buffers, without memory.
     """
 
@@ -74,6 +74,7 @@ class FlatLayout:
         self.leaving = frozenset(flat for flat, (*_, unit, _) in enumerate(self.lengths) if leave and unit)
         self._parameters_of: dict[int, int] = {}
         self.optimizers = [optimizer for *_, optimizer in self.lengths]
+        self.units = [unit for *_, unit, _ in self.lengths]
         self.divided = frozenset(flat for flat, (_, _, divided, *_) in enumerate(self.lengths) if divided)
         self.meta = [torch.empty(length, dtype=dtype, device="meta") for (dtype, *_), length in self.lengths.items()]
 
@@ -103,9 +104,11 @@ class GradientSet:
 
     Attributes:
         present: of a mean, the parameters with a gradient in at least one shard, as bits. The gradient of all others is None.
+        elsewhere: of a mean, the parameters of other stages with a gradient.
     """
 
     present = ALL
+    elsewhere: Sequence[Any] = ()
 
     def __init__(self, layout: FlatLayout) -> None:
         found = enumerate(layout.lengths.items())

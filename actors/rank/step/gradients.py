@@ -41,7 +41,7 @@ class GradientBuffers:
     Args:
         modules: by name, for messages; all parameters that require a gradient are taken, in order.
         shards: number of shards of the run.
-        units, leave, owners: see :class:`FlatLayout`; ``fixed``, ``known``: see :class:`TrainedParameters`.
+        units, leave, owners: see :class:`FlatLayout`; ``fixed``, ``known``, ``elsewhere``: see :class:`TrainedParameters`.
         watched: whether hooks observe when gradients come, for :meth:`overlap`; see :meth:`watch`.
 
     Attributes:
@@ -63,9 +63,10 @@ class GradientBuffers:
         fixed: str = "",
         known: Collection[int] = (),
         owners: Mapping[int, int] = ONE_OWNER,
+        elsewhere: Collection[int] = (),
     ) -> None:
         self._shards, self._units, self._leave, self._watched, self._owners = shards, units or {}, leave, watched, owners
-        self.trained, self.buffers = TrainedParameters(modules, fixed, known), ModuleBuffers(modules, shards)
+        self.trained, self.buffers = TrainedParameters(modules, fixed, known, elsewhere), ModuleBuffers(modules, shards)
         self._present: dict[int, int] = {}  # by shard, which parameters have a gradient in it
         self._mean: GradientSet | None = None
         self._ahead: Ahead | None = None  # the current or the last computed shard, whose exchange has begun
@@ -213,9 +214,12 @@ class GradientBuffers:
             bits |= self._present[shard]
         return bits
 
-    def keep_present(self, present: int) -> None:
-        """``present``: the parameters with a gradient in some shard of some rank, as bits. ``.grad`` of all others becomes None."""
-        self.mean.present = present
+    def keep_present(self, present: int, elsewhere: Sequence[nn.Parameter] = ()) -> None:
+        """``present``: the parameters with a gradient in some shard of some rank, as bits. ``.grad`` of all others becomes None.
+
+        ``elsewhere``: those of other stages.
+        """
+        self.mean.present, self.mean.elsewhere = present, elsewhere
         for number, parameter in enumerate(self.parameters):
             if not present >> number & 1:
                 parameter.grad = None

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from actors.rank.fsdp.taken import numbers
 from actors.rank.membership.process_group import Group
 from actors.rank.state.saving import Share, StatePart, WholeTensors
 from actors.rank.state.tracked import TrackedState
@@ -103,12 +102,13 @@ class StateLayout:
         self.gradients = GradientBuffers(
             state.modules,
             settings.shards,
-            numbers(state.units),
+            state.numbers,
             leave=self.leave,
             watched=watched,
             fixed=self.fixed,
             known=known,
             owners=given.update.owners,
+            elsewhere=state.elsewhere,
         )
         state.marks, state.mark = self.gradients.trained.marks, self.gradients.mark
         if not self.gradients.parameters:

@@ -17,6 +17,7 @@ from actors.rank.membership.client import Client
 from actors.rank.membership.process_group import GroupBroken
 from actors.rank.step.flops import FlopCount
 from actors.rank.step.train_step import TrainStep
+from actors.rank.step.units import StepUnits
 from actors.rank.telemetry.garbage import Garbage
 from actors.rank.telemetry.recorder import Recorder
 from fleet.errors import LoopError
@@ -116,22 +117,11 @@ class Step:
             LoopError: it is called twice in a step, or the loop body does not call ``backward`` for a batch.
         """
         loop, recorder = self._loop, self._loop.recorder
-        if self.begun:
-            raise LoopError(f"step {self.number}: step.batches() was called twice; a dataset of both together gives each shard one batch")
-        self.begun = True
-        if tokens:
-            self.figures[TOKENS] = batch_size * tokens
-        feed = loop.feeds.of(dataset, batch_size, collate_fn)
-        if loop.rehearsing:
-            loop.rehearsed = feed, batch_size
-        elif loop.rank == 0:
-            self._report_data(feed, batch_size)
-        now = [(self.number, shard) for shard in self.shards + self._train.checks]
-        feed.expect(now + [(self.number + 1, shard) for shard in self._train.duties.next_assigned])
+        feed = self._feed_of(dataset, batch_size, collate_fn, tokens)
         kept: dict[int, Any] = {}  # batches of shards that are computed twice
-        while pending := self._pending():
+        while pending := self.pending():
             if loop.rank_machine.wanted or self._train.layout.useless or not self._gather(pending):
-                self._cut = True
+                self.cut_short()
                 return
             lacking = self._gathered.lacking(pending)
             shard = (lacking or pending)[0]
@@ -151,7 +141,34 @@ class Step:
             yield from self._compute(shard, feed.get(self.number, shard), lambda shard, loss: self._train.end_check(shard))
             del self.losses[shard]
 
-    def _pending(self) -> tuple[int, ...]:
+    def _feed_of(self, dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None, tokens: int) -> Feed:
+        """The source of this step's batches. Raises ConfigError, LoopError: see :meth:`batches`."""
+        loop = self._loop
+        if self.begun:
+            raise LoopError(f"step {self.number}: step.batches() was called twice; a dataset of both together gives each shard one batch")
+        self.begun = True
+        if tokens:
+            self.figures[TOKENS] = batch_size * tokens
+        feed = loop.feeds.of(dataset, batch_size, collate_fn)
+        if loop.rehearsing:
+            loop.rehearsed = feed, batch_size
+        elif loop.rank == 0:
+            self._report_data(feed, batch_size)
+        now = [(self.number, shard) for shard in self.shards + self._train.checks]
+        feed.expect(now + [(self.number + 1, shard) for shard in self._train.duties.next_assigned])
+        return feed
+
+    def pipelined(self, dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None, *, tokens: int = 0) -> StepUnits:
+        """This rank's units of the step, for :meth:`actors.rank.mesh.pipe.Pipeline.step`. The rest is as for :meth:`batches`."""
+        loop, feed = self._loop, self._feed_of(dataset, batch_size, collate_fn, tokens)
+        wanted = loop.rank_machine
+        return StepUnits(self, feed, loop.seed, loop.recorder, self._train, lambda: wanted.wanted, rehearsing=loop.rehearsing)
+
+    def cut_short(self) -> None:
+        """This attempt ends before all its shards are computed."""
+        self._cut = True
+
+    def pending(self) -> tuple[int, ...]:
         """The shards that this attempt has yet to compute. When a rank is lost meanwhile, some of its shards are added."""
         assigned = self._train.assigned
         self.shards += tuple(shard for shard in assigned if shard not in self.shards)
@@ -177,7 +194,7 @@ class Step:
             return False
         return True
 
-    def _enter(self, shard: int) -> None:
+    def enter(self, shard: int) -> None:
         """The loop body computes ``shard`` from here on."""
         self.shard = shard
         self._train.contributions.carried.enter(shard)
@@ -189,11 +206,11 @@ class Step:
         seed_shard(self._loop.seed, self.number, shard)
         self._train.begin_look(shard)
         self._gathered.begin(shard, looking=True)
-        self._enter(shard)
+        self.enter(shard)
         begun_us = recorder.now_us()
         with torch.no_grad():
             yield batch
-        self._enter(-1)
+        self.enter(-1)
         self._gathered.end()
         self._gathered.looked_us += recorder.now_us() - begun_us
         self._train.end_look()
@@ -206,10 +223,10 @@ class Step:
         self.losses.pop(shard, None)
         self._train.begin_shard(shard)
         self._gathered.begin(shard, looking=False)
-        self._enter(shard)
+        self.enter(shard)
         with self._loop.flops.shard():
             yield batch
-        self._enter(-1)
+        self.enter(-1)
         self._loop.flops.shard_ends()
         if self._gathered.end():  # the body called step.gather for the first time in this process
             self._train.end_look()
@@ -246,6 +263,18 @@ class Step:
             raise LoopError(
                 f"step {self.number}: step.backward(weight=...) with step.gather(): its loss is that of the whole batch already"
             )
+        self._backward(loss, weight)
+
+    def backward_of(self, shard: int, loss: torch.Tensor, weight: float | None) -> float:
+        """:meth:`backward` of one shard of a pipeline. Gives the mean loss."""
+        self.losses.pop(shard, None)
+        self.enter(shard)
+        self._backward(loss, weight)
+        self.enter(-1)
+        weights = self._train.shard_weights
+        return self.losses[shard] / (weights.given / weights.unit) if weights.given else self.losses[shard]
+
+    def _backward(self, loss: torch.Tensor, weight: SupportsFloat | None) -> None:
         given = None if weight is None else float(weight)
         begin = self._train.scaled(loss, given)
         value = float(loss.detach()) if begin is not None else 0.0

@@ -136,6 +136,16 @@ class TrainStep:
             self._early_us = self._recorder.now_us()
         self.layout.begin_shard(shard)
 
+    def begin_forward(self) -> None:
+        """Right before the forward of one stage of a shard. Its backward begins with :meth:`begin_shard`, after others maybe."""
+        self.state.free()
+        self.gradients.begin_step()
+
+    def scaled_elsewhere(self, weight: float) -> None:
+        """The loss of the current shard, of which this rank has a stage, was scaled for this weight."""
+        self.shard_weights.add(weight)
+        self.gradients.times = self.shard_weights.unit
+
     def begin_look(self, shard: int) -> None:
         """Right before a forward of ``shard`` of which only representations count. Call :meth:`end_look` after it."""
         self.state.free()
@@ -207,18 +217,18 @@ class TrainStep:
             rows = side.take()
             self.contributions.receive_carried()
             self.layout.keep_norms(split.in_order(rows[:, form.width :]))
-            numbers = rows[:, : form.width].tolist()
+            numbers, ours = rows[:, : form.width].tolist(), self.contributions
             said = Rows(form, numbers, ())
             self.contributions.log.look(said.arrivals_us[0], some=bool(said.flags & LOGS))
             exchanged(said.arrivals_us)
-            return self._compare(said, Rows(form, [numbers[place] for place in self.contributions.places], self.duties.contributed))
+            return self._compare(said, *(Rows(form, [numbers[at] for at in places], self.duties.contributed) for places in ours.compared))
         finally:
             self._recorder.paused &= not move.early
 
     def _say(self, move: Reduce) -> tuple[torch.Tensor, RowFormat, Callable[[Sequence[int]], None]]:
         """(this rank's row, its format, a function to call with all ranks' arrivals once the rows are exchanged)."""
         assert self.duties.at is not None
-        gradients, ours, parameters = self.gradients, self.contributions, len(self.parameters)
+        gradients, ours, parameters = self.gradients, self.contributions, self.gradients.trained.count
         checks = self.verify.say(self.duties.at, early=move.early, alone=ours.group.size == 1)
         arrived_us = self._recorder.switch(STRAGGLER)
         there = None if move.early else gradients.ahead or self.reducer.ahead()  # of peers' gradients, at the end of its own
@@ -226,7 +236,7 @@ class TrainStep:
         early_us = arrived_us if move.early or gradients.ahead is None else self._early_us
         flags = LOGS * bool(ours.log) + COLLECTS * self.observer.collects + LATE * self.layout.late
         form = RowFormat(self.verify.widths, parameters, ours.most)
-        row = form.pack(move.offer, arrived_us, checks, flags, gradients.present, ours.contributed)
+        row = form.pack(move.offer, arrived_us, checks, flags, gradients.trained.of_all(gradients.present), ours.contributed)
         exchanged = functools.partial(self._exchanged, before, early_us, arrived_us)
         return torch.tensor(row, dtype=torch.float64, device="cpu"), form, exchanged
 
@@ -237,15 +247,16 @@ class TrainStep:
         if before is not None:
             EXCHANGED.note(before, arrived_us - min(early_us, *arrivals_us), now_us - began_us)
 
-    def _compare(self, said: Rows, own: Rows) -> ReductionOutcome:
+    def _compare(self, said: Rows, own: Rows, last: Rows) -> ReductionOutcome:
         """Use the sum if all ranks hold the same state and have computed the same gradients. Divide it by the sum of the weights.
 
-        ``own``: the rows of this rank's column, which holds the same as this rank.
+        ``own``: the rows of this rank's column, which holds the same as this rank. ``last``: those of the column that has the losses.
         """
         checks = said.checks
         disputed = self.verify.compare(own.checks, self.contributions.group, self.reducer)
-        self.gradients.keep_present(own.present & self._stepping)
-        losses, given = own.by_shard(self.duties.shards)
+        present, elsewhere = self.gradients.trained.of_mine(said.present if self.state.layers else own.present)
+        self.gradients.keep_present(present & self._stepping, elsewhere)
+        losses, given = last.by_shard(self.duties.shards)
         weights = agreed(given)
         divided_by = divisor(weights)
         if divided_by not in (0.0, 1.0):

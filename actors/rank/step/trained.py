@@ -21,13 +21,15 @@ class TrainedParameters:
         modules: by name.
         fixed: why no further parameter, except ``known`` ones, may require a gradient later; empty where one may.
         known: ids of parameters that count as trained, though they require no gradient now.
+        elsewhere: ids of those that another stage has.
 
     Attributes:
         parameters: in order. A new list object when they change.
         stepped: the parameters that have had a gradient in a step, as bits; all before the first step.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module], fixed: str, known: Collection[int]) -> None:
+    def __init__(self, modules: Mapping[str, nn.Module], fixed: str, known: Collection[int], elsewhere: Collection[int] = ()) -> None:
+        self._elsewhere = elsewhere
         self._modules, self._fixed, self._placed, self.stepped = modules, fixed, set(known), ALL
         self._find()
         self._first = self._marks()
@@ -42,7 +44,28 @@ class TrainedParameters:
         self._all = list(unique.values())
         self._flags = [parameter.requires_grad for parameter in self._all]
         self._placed |= {id(parameter) for parameter in self._all if parameter.requires_grad}
-        self.parameters = [parameter for parameter in self._all if id(parameter) in self._placed]
+        self._everywhere = [parameter for parameter in self._all if id(parameter) in self._placed]
+        self.parameters = [parameter for parameter in self._everywhere if id(parameter) not in self._elsewhere]
+        self._numbers = [number for number, one in enumerate(self._everywhere) if id(one) not in self._elsewhere]
+
+    @property
+    def count(self) -> int:
+        """The number of parameters of all stages."""
+        return len(self._everywhere)
+
+    def of_all(self, bits: int) -> int:
+        """``bits`` of this rank's parameters as bits of those of all stages."""
+        if not self._elsewhere or bits == ALL:
+            return bits
+        return sum(1 << everywhere for number, everywhere in enumerate(self._numbers) if bits >> number & 1)
+
+    def of_mine(self, bits: int) -> tuple[int, list[nn.Parameter]]:
+        """Inverse of :meth:`of_all`, and the parameters of other stages that are in ``bits``."""
+        if not self._elsewhere:
+            return bits, []
+        mine = sum(1 << number for number, everywhere in enumerate(self._numbers) if bits >> everywhere & 1)
+        others = [one for number, one in enumerate(self._everywhere) if bits >> number & 1 and id(one) in self._elsewhere]
+        return mine, others
 
     @property
     def checksum(self) -> int:

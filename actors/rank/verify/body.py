@@ -192,7 +192,8 @@ class Body:
         parameter = self._parameters[index]
         state: Mapping[str, Any] = next((found for one in self._optimizers if (found := one.state.get(parameter))), {})
         own = {} if id(parameter) in self.apart else {"": parameter}
-        return own | {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+        found = own | {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+        return {key: value for key, value in found.items() if not value.is_meta}
 
     def _differing(self, before: Mapping[tuple[int, str], int]) -> str:
         """The name of the first tensor that has changed; empty if none has."""

@@ -175,7 +175,8 @@ def _walk(value: Any, found: Any, tensors: list[torch.Tensor]) -> None:
     """Put tensors into the list, and all other values into the hash, in an order that does not depend on insertion order."""
     if isinstance(value, torch.Tensor):
         found.update(f"tensor {value.dtype} {tuple(value.shape)}".encode())
-        tensors.append(local(value))
+        if not value.is_meta:
+            tensors.append(local(value))
     elif isinstance(value, Mapping):
         for key in sorted(value, key=lambda k: (type(k).__name__, repr(k))):
             found.update(f"key {key!r}".encode())

@@ -43,7 +43,7 @@ class ShardedTensors(WholeTensors):
         stand_ins = {name: _stand_ins(chunks, one) for name, one in self._named.items()}
         modules = self._modules()
         spread = {name: {"param_groups": one.packed_groups, "state": stand_ins[name]} for name, one in self._named.items()}
-        skeleton, tensors, volatile, divided = self.state.flat({**modules, **spread})
+        skeleton, tensors, volatile, divided, _ = self.state.flat({**modules, **spread})
         held = [index for index, tensor in enumerate(tensors) if not tensor.is_meta]
         places = {number: divided[index] for number, index in enumerate(held) if index in divided}
         assigned = self.state_part.slices([tensors[index] for index in held], places)

@@ -1,0 +1,128 @@
+"""A step where ranks have the layers of a model one after the other: each column has the whole state of its stage.
+
+Parameters of other stages are on ``meta`` here. The optimizers step them, too, with gradients on ``meta``. So the state has the same parts
+in all columns, and a checkpoint is that of the whole model. The norm of the gradient is that of all layers, added up in their order: the
+same bits wherever the model is cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from actors.rank.membership.process_group import GroupBroken
+from actors.rank.mesh import collectives
+from actors.rank.mesh.layout import ColumnLayout
+from actors.rank.mesh.pipe import StageLink
+from actors.rank.step.clipping import block_norms
+from actors.rank.step.layout import LayoutInputs, OwnWord, all_finite
+from fleet.errors import ConfigError
+from fleet.protocol.types import Coordinate
+
+DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+class StageLayout(ColumnLayout):
+    """Each rank has its stage's state whole: the ranks of a column are replicas of each other."""
+
+    def __init__(self, given: LayoutInputs, link: StageLink, coordinate: Coordinate) -> None:
+        self._link = link
+        super().__init__(given, link, coordinate)
+        self._layers = len(given.state.layers)
+        self._check(given)
+
+    def _check(self, given: LayoutInputs) -> None:
+        """Raises ConfigError: a parameter is in no layer, or an optimizer or scaler cannot step those of other stages."""
+        layers = given.state.numbers
+        for root, module in given.state.modules.items():
+            for name, one in module.named_parameters():
+                if id(one) not in layers:
+                    reason = "it is in no layer of run.pipeline, so no stage computes with it"
+                    raise ConfigError("pipeline", f"{root}.{name}", reason, "Make it part of a layer.")
+        if given.update.scaler is not None:
+            raise ConfigError("pipeline", "GradScaler", "it cannot look at gradients of other stages", "Train in bfloat16, without it.")
+        for name, optimizer in given.state.optimizers.items():
+            probe = torch.nn.Parameter(torch.empty(2, 2, device="meta"))
+            probe.grad = torch.empty_like(probe)
+            group = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
+            try:
+                make: Any = type(optimizer)
+                make([{**group, "params": [probe]}]).step()
+            except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+                reason = f"it cannot step parameters of other stages, which have no memory here: {str(error).splitlines()[0]}"
+                raise ConfigError("pipeline", f"{name}: {type(optimizer).__name__}", reason, "Take AdamW or SGD, without fused.") from error
+
+    # ---- vote ----------------------------------------------------------------------------------------------------------------------------
+
+    def word(self) -> OwnWord:
+        """This rank's judgement of its sums, with the square of the norm of each layer: zero for those of other stages."""
+        flats, layout = self.gradients.mean.flats, self.gradients.layout
+        parts = {flat: flats[flat][: layout.extents[flat]] for flat in layout.flats_of(self.given.update.taken)}
+        squares = torch.zeros(self._layers, dtype=torch.float64, device="cpu")
+        for flat, part in parts.items():
+            squares[layout.units[flat] - 1] += float((block_norms(part) ** 2).sum())
+        rest = [flat[extent:] for flat, extent in zip(flats, layout.extents, strict=True)]
+        finite = (math.isfinite(float(squares.sum())) or all_finite(list(parts.values()))) and all_finite(rest)
+        return OwnWord(finite, norms=squares)
+
+    def agree(self, norms: torch.Tensor) -> tuple[float, float]:
+        total = 0.0
+        for layer in norms[list(self._at.firsts)].sum(0).tolist():  # each has one column that is not zero
+            total += layer
+        norm, clipped = math.sqrt(total), next(self.given.update.clipped, None)
+        return norm, 1.0 if clipped is None else min(1.0, clipped.norm / (norm + 1e-6))
+
+    # ---- apply ---------------------------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def stepping(self, *, turns: bool) -> Iterator[list[torch.Tensor]]:
+        elsewhere = self.gradients.mean.elsewhere
+        for one in elsewhere:
+            one.grad = torch.empty_like(one)
+        with super().stepping(turns=turns) as gradients:
+            yield gradients
+        for one in elsewhere:
+            one.grad = None
+
+    # ---- the whole state -----------------------------------------------------------------------------------------------------------------
+
+    def digest(self, step: int) -> str:
+        state = self.given.state
+        tensors = state.in_order()
+        mine = torch.zeros(len(tensors), 1 + DIGEST_BYTES, dtype=torch.uint8, device="cpu")
+        for row, tensor in zip(mine, tensors, strict=True):
+            if not tensor.is_meta:
+                row[0] = 1
+                row[1:] = torch.frombuffer(bytearray(state.fingerprint(tensor)), dtype=torch.uint8)
+        found = torch.stack(self._of_stages(mine)).tolist()
+        known = [next((bytes(row[1:]) for row in rows if row[0]), b"") for rows in zip(*found, strict=True)]
+        return state.digest(step, known=known)
+
+    def _of_stages(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors of all stages, in order. Raises GroupBroken."""
+        places = [torch.empty_like(mine) for _ in range(self._link.stages)]
+        collectives.all_gather(self._link.group, mine, places)
+        return places
+
+
+def of_all_stages(link: StageLink, state: Mapping[str, Any]) -> dict[str, Any]:
+    """``state`` with the tensors of all stages: the ranks that compute them call it together. Where one is lost, ``link`` says so."""
+    found: dict[str, Any] = {key: of_all_stages(link, value) if isinstance(value, Mapping) else value for key, value in state.items()}
+    names = [key for key, value in found.items() if isinstance(value, torch.Tensor)]
+    here = torch.tensor([not found[name].is_meta for name in names], dtype=torch.uint8, device="cpu")
+    try:
+        rows = [torch.empty_like(here) for _ in range(link.stages)]
+        collectives.all_gather(link.group, here, rows)
+        for name, stage in zip(names, torch.stack(rows).argmax(0).tolist(), strict=True):
+            tensor = found[name].detach()
+            tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu") if tensor.is_meta else tensor.contiguous()
+            collectives.broadcast(link.group, tensor, stage)
+            found[name] = tensor
+    except GroupBroken as error:
+        link.lost = link.lost or str(error)
+    return found

@@ -1,0 +1,97 @@
+"""The units of one step that a rank of a pipeline computes: forwards of several shards are open at a time, and their backwards follow."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+
+from actors.rank.data.feeds import Feed
+from actors.rank.data.sampling import seed_layer
+from actors.rank.step.train_step import TrainStep
+from actors.rank.telemetry.recorder import Recorder
+from fleet.protocol.records import COMPUTE, DATA
+
+
+class OwnStep(Protocol):
+    """The step whose units are computed."""
+
+    number: int
+    losses: dict[int, float]
+
+    def enter(self, shard: int) -> None:
+        """The loop computes ``shard`` from here on; -1: none."""
+
+    def backward_of(self, shard: int, loss: torch.Tensor, weight: float | None) -> float:
+        """The backward of a shard's loss. Gives the mean loss."""
+
+
+class StepUnits:
+    """Those of ``step``. :class:`actors.rank.mesh.pipe.Pipeline` computes them.
+
+    Args:
+        wanted: whether the rank is called away.
+
+    Attributes:
+        rehearsing: the step is computed for practice, by this rank alone.
+    """
+
+    def __init__(
+        self, step: OwnStep, feed: Feed, seed: int, recorder: Recorder, train: TrainStep, wanted: Callable[[], bool], *, rehearsing: bool
+    ) -> None:  # fmt: skip
+        self.step, self.rehearsing = step, rehearsing
+        self._feed, self._seed, self._recorder, self._train, self._wanted = feed, seed, recorder, train, wanted
+
+    @property
+    def leaves(self) -> bool:
+        """The rank is called away, or what it computes is of no use."""
+        return self._wanted() or bool(self._train.layout.useless)
+
+    def batch(self, shard: int) -> Any:
+        """The batch of a shard."""
+        recorder = self._recorder
+        recorder.switch(DATA)
+        found = self._feed.get(self.step.number, shard)
+        recorder.switch(COMPUTE)
+        return found
+
+    def seed(self, shard: int, layer: int) -> None:
+        """Layer ``layer`` draws its random numbers for ``shard`` now."""
+        seed_layer(self._seed, self.step.number, shard, layer)
+
+    @contextlib.contextmanager
+    def inside(self, shard: int) -> Iterator[None]:
+        """Context of code of the loop for ``shard``, such as ``step.log``."""
+        self.step.enter(shard)
+        try:
+            yield
+        finally:
+            self.step.enter(-1)
+
+    def worked(self) -> None:
+        """All units of this rank are computed."""
+        self._recorder.worked()
+
+    def begin_forward(self, shard: int) -> None:
+        """Right before this stage's forward."""
+        self._recorder.shard(shard)
+        self._train.begin_forward()
+
+    def end_forward(self) -> None:
+        """Other halves may follow before this unit's backward."""
+        self._recorder.shard(-1)
+
+    def begin_backward(self, shard: int, weight: float | None = None) -> None:
+        """Right before this stage's backward. ``weight``: of the shard's loss, where a later stage has it."""
+        self._recorder.shard(shard)
+        self._train.begin_shard(shard)
+        if weight is not None:
+            self._train.scaled_elsewhere(weight)
+
+    def end_backward(self, shard: int, loss: float) -> None:
+        """The gradients of this stage's parameters are there. ``loss``: zero where a later stage has it."""
+        self.step.losses[shard] = loss
+        self._train.end_shard(shard, loss)
+        self._recorder.shard(-1)
