@@ -1,6 +1,7 @@
-"""Ranks that compute a shard together: which of them make whole groups, and which groups train on. Pure.
+"""Ranks that compute together: which of them make whole groups, and which groups train on. Pure.
 
-A group has one rank at each coordinate, and is in a view whole or not at all. A rank keeps its coordinate, so a rank of the same one
+A group has one rank at each coordinate of one stage of the model, and is in a view whole or not at all. A stage may have fewer groups
+than another, and none has none. A rank keeps its coordinate, so a rank of the same one
 takes the place of a lost member. That is a spare that was called to it, or one of the rest of another broken group. The members of a
 group that stays are not mixed with others, as they have computed the same shards. A new one takes the members that are nearest to each
 other.
@@ -11,10 +12,11 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from fleet.protocol.domains import place_of
 from fleet.protocol.topology import shared
-from fleet.protocol.types import Candidate, Coordinate, Situation, StateId, outnumbered
+from fleet.protocol.types import STAGE, Candidate, Coordinate, Situation, StateId, outnumbered
 
 Together = tuple[Candidate, ...]
 """One candidate at each coordinate, in order."""
@@ -22,16 +24,20 @@ Columns = dict[Coordinate, list[Candidate]]
 
 
 def first(situation: Situation, ranked: Sequence[Candidate], holds: Sequence[Candidate]) -> list[Candidate]:
-    """Groups that go on at once. Groups with newcomers join beside the next step, unless they are needed now.
+    """Groups that go on at once. Groups with newcomers join beside the next step, unless they are needed now. Empty: a stage has none.
 
     Args:
         ranked: the candidates, the most wanted first. ``holds``: those with a clean state.
     """
     most = situation.world // len(situation.coordinates)
-    every = whole(ranked, situation.coordinates, most)
-    known = whole([one for one in ranked if one.in_view or one in holds], situation.coordinates, most)
-    enough = len(_members(known)) >= situation.min_ranks and not outnumbered(len(every) - len(known), len(every))
-    return _members(known if situation.replicated and enough and known and _go_on(_members(known), holds, situation) else every)
+    stages = by_stage(situation.coordinates)
+    every = [whole(_at(ranked, stage), stage, most) for stage in stages]
+    known = [whole([one for one in _at(ranked, stage) if one.in_view or one in holds], stage, most) for stage in stages]
+    if not all(every):
+        return []
+    left, there = _members_of(known), _members_of(every)
+    enough = all(known) and len(left) >= situation.min_ranks and not outnumbered(len(there) - len(left), len(there))
+    return left if situation.replicated and enough and _go_on(left, holds, situation) else there
 
 
 def _go_on(members: Sequence[Candidate], holds: Sequence[Candidate], situation: Situation) -> bool:
@@ -44,25 +50,49 @@ def _go_on(members: Sequence[Candidate], holds: Sequence[Candidate], situation: 
     return all(held.get(coordinate) in near for coordinate in situation.coordinates)
 
 
+class _Grown(NamedTuple):
+    """One stage's groups: those of the present view, those of them that ``stay``, the ``late`` ones whose nodes go, and those that join.
+
+    ``most``: so many of the present ones stay at most.
+    """
+
+    present: list[Together]
+    kept: list[Together]
+    staying: list[Together]
+    late: list[Together]
+    joining: list[Together]
+    most: int
+
+
 def grown(situation: Situation, ranked: Sequence[Candidate]) -> tuple[list[Together], list[Together]]:
     """(groups of the present view that stay in the next one, groups that join it). ``ranked``: see :func:`first`."""
+    stages = [_grown(situation, _at(ranked, stage), stage) for stage in by_stage(situation.coordinates)]
+    too_few = sum(len(_members([*one.kept, *one.joining])) for one in stages) < situation.min_ranks
+    found = [_in_the_end(one, all_stay=too_few) for one in stages]
+    return [group for staying, _ in found for group in staying], [group for _, joining in found for group in joining]
+
+
+def _in_the_end(one: _Grown, *, all_stay: bool) -> tuple[list[Together], list[Together]]:
+    kept = [*one.staying, *one.late] if all_stay or not one.kept else one.kept
+    if not kept:  # one group at least stays, and gives its state to the others
+        return one.present, []
+    return kept[: one.most], one.joining
+
+
+def _grown(situation: Situation, ranked: Sequence[Candidate], stage: Sequence[Coordinate]) -> _Grown:
     size = len(situation.coordinates)
     most = situation.world // size
-    present = _present(ranked, situation.coordinates)
+    present = _present(ranked, stage)
     staying = [group for group in present if all(math.isinf(one.goes_in_s) for one in group)]
     going = sorted((group for group in present if group not in staying), key=lambda group: -min(one.goes_in_s for one in group))
     free = [one for one in ranked if math.isinf(one.goes_in_s) and (not one.in_view or any(one in group for group in going))]
     least = max(1, len(present) - _most_that_leave(situation))
     room = int(min(most - len(staying), situation.most // size - least))
-    joining = whole(free, situation.coordinates, room, known=going) if room > 0 and not all(one.in_view for one in free) else []
+    joining = whole(free, stage, room, known=going) if room > 0 and not all(one.in_view for one in free) else []
     taken = _members(joining)
     late = [group for group in going if not any(one in taken for one in group)]
     kept = [*staying, *(group for group in late if min(one.goes_in_s for one in group) > situation.margin_s)]
-    if not kept or size * (len(kept) + len(joining)) < situation.min_ranks:
-        kept = [*staying, *late]
-    if not kept:  # one group at least stays, and gives its state to the others
-        return present, []
-    return kept[: int(max(least, most - len(joining)))], joining
+    return _Grown(present, kept, staying, late, joining, int(max(least, most - len(joining))))
 
 
 def _most_that_leave(situation: Situation) -> float:
@@ -114,6 +144,22 @@ def lacking(candidates: Sequence[Candidate], coordinates: Sequence[Coordinate]) 
     return [coordinate for coordinate in coordinates if coordinate not in there]
 
 
+def by_stage(coordinates: Sequence[Coordinate]) -> list[tuple[Coordinate, ...]]:
+    """The coordinates of each stage of the model; of one where it is not cut into stages."""
+    found = defaultdict[int, list[Coordinate]](list)
+    for coordinate in coordinates:
+        found[dict(coordinate).get(STAGE, 0)].append(coordinate)
+    return [tuple(stage) for _, stage in sorted(found.items())]
+
+
+def _at(ranked: Sequence[Candidate], stage: Sequence[Coordinate]) -> list[Candidate]:
+    return [one for one in ranked if one.member.coordinate in stage]
+
+
+def _members_of(stages: Iterable[Iterable[Together]]) -> list[Candidate]:
+    return [one for groups in stages for one in _members(groups)]
+
+
 def _members(groups: Iterable[Together]) -> list[Candidate]:
     return [one for group in groups for one in group]
 
@@ -127,7 +173,7 @@ def _rests(candidates: Iterable[Candidate], size: int) -> list[list[Candidate]]:
 
 
 def _present(ranked: Sequence[Candidate], coordinates: Sequence[Coordinate]) -> list[Together]:
-    """The whole groups of the present view, in the order of their most wanted members."""
+    """The whole groups of a stage in the present view, in the order of their most wanted members."""
     size, order = len(coordinates), {id(one): place for place, one in enumerate(ranked)}
     rests = _rests((one for one in ranked if one.in_view), size)
     found = [tuple(sorted(rest, key=lambda one: one.view_rank)) for rest in rests if len(rest) == size]

@@ -162,7 +162,8 @@ def _in_order(chosen: Sequence[Candidate], situation: Situation) -> tuple[Member
     """The members in the order of view ranks."""
     size = len(situation.coordinates)
     if size > 1:
-        return tuple(candidate.member for candidate in groups.in_order(groups.in_groups(chosen, size)))
+        of_stage = size // len(groups.by_stage(situation.coordinates))
+        return tuple(candidate.member for candidate in groups.in_order(groups.in_groups(chosen, of_stage)))
     return ordered(chosen, situation.replica_size, replicated=situation.replicated)
 
 

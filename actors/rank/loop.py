@@ -566,7 +566,7 @@ class Run:
         member = self._loop.client.protocol.member
         column, groups = view.column_of(member), self._membership.groups
         self._joined, self._loop.rank = (view, here.step), view.rank_of(member)
-        beyond = InView(view, groups) if groups.together is not None else None
+        beyond = InView(view, groups) if self._mesh.divides else None
         self._trained.join(groups.column, column, column.rank_of(member), here, move.begun, beyond)
         if arriving is None:
             self._loop.recorder.switch(COMPUTE)

@@ -57,17 +57,14 @@ class Tag(IntEnum):
     TOGETHER = SIDE + 13
     """Collectives of the ranks that compute a shard together, in a group of their own."""
 
-    STAGE = SIDE + 14
-    """Activations of one stage of a shard, for the next stage, and their gradients back."""
-
-    STAGE_HEAD = SIDE + 15
-    """The shapes of that, and the weight of the shard's loss."""
-
     STATE = 1 << 25
     """The state that a donor gives: its plan, its chunks, their sums."""
 
     BUCKETS = 1 << 26
     """Gradients: three tags a bucket from here on, see the functions below."""
+
+    STAGES = 3 << 25
+    """Between the stages of a model: two tags a shard from here on."""
 
 
 def bucket_there(number: int) -> int:
@@ -83,3 +80,13 @@ def bucket_back(number: int) -> int:
 def bucket_gathered(number: int) -> int:
     """The tag of a bucket's partial sums in two levels, to the rank that combines them for its host."""
     return Tag.BUCKETS + 3 * number + 2
+
+
+def stage_head(shard: int) -> int:
+    """The tag of the shapes of a shard's activations, and of the weight of its loss on the way back."""
+    return Tag.STAGES + 2 * shard
+
+
+def stage_body(shard: int) -> int:
+    """The tag of a shard's activations, and of their gradients on the way back."""
+    return Tag.STAGES + 2 * shard + 1

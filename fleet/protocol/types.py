@@ -78,24 +78,28 @@ def columns(members: Sequence[Member]) -> dict[Coordinate, tuple[int, ...]]:
     return {coordinate: tuple(places) for coordinate, places in found.items()}
 
 
-def last_stage(members: Sequence[Member]) -> tuple[int, ...]:
-    """The places of the members that have the last layers, and so the losses; () where the model is not cut into stages."""
-    found = {coordinate: places for coordinate, places in columns(members).items() if STAGE in dict(coordinate)}
-    return found[max(found)] if found else ()
+def by_stage(members: Sequence[Member]) -> list[dict[Coordinate, tuple[int, ...]]]:
+    """The :func:`columns` of each stage, in the order of stages. One for all where the model is not cut into stages."""
+    found: dict[int, dict[Coordinate, tuple[int, ...]]] = {}
+    for coordinate, places in columns(members).items():
+        found.setdefault(dict(coordinate).get(STAGE, 0), {})[coordinate] = places
+    return [found[stage] for stage in sorted(found)]
 
 
 def groups(members: Sequence[Member]) -> list[tuple[int, ...]]:
-    """The places of the members that compute a shard together: the first member of each column, then the second of each, and so on.
+    """The places of the members that compute a unit together: of each stage the first member of each column, then the second, and so on.
 
-    Raises ValueError: the columns differ in length, so that some group lacks a member.
+    A stage may have more groups than another. Raises ValueError: its own columns differ in length, so that some group lacks a member.
     """
-    return list(zip(*columns(members).values(), strict=True))
+    return [group for stage in by_stage(members) for group in zip(*stage.values(), strict=True)]
 
 
 def assigned_by_group(members: Sequence[Member], assign: Callable[[Sequence[tuple[int, ...]]], Ranges]) -> Ranges:
-    """By view rank, its shards: those of its group. ``assign`` assigns all shards to the groups, which are the places of their members."""
-    together = groups(members)
-    found = {place: span for group, span in zip(together, assign(together), strict=True) for place in group}
+    """By view rank, its shards: those of its group. ``assign`` assigns all shards to the groups of a stage: the places of their members."""
+    found: dict[int, tuple[int, int]] = {}
+    for stage in by_stage(members):
+        together = list(zip(*stage.values(), strict=True))
+        found |= {place: span for group, span in zip(together, assign(together), strict=True) for place in group}
     return tuple(found[place] for place in range(len(members)))
 
 
@@ -105,7 +109,7 @@ class Column:
 
     The fields are the view's, for these members alone and in the view's order. A rank here is a place among them. ``donor`` is the view's
     donor if that is one of them, else the first member that receives no state. ``waiting``: ranks whose group has a receiver, of any
-    column.
+    column of the stage.
     """
 
     generation: int
@@ -169,7 +173,8 @@ class View:
         members, ranges = tuple(self.members[rank] for rank in ranks), tuple(self.ranges[rank] for rank in ranks)
         receiving = frozenset(self.receivers)
         receivers = tuple(place for place, rank in enumerate(ranks) if rank in receiving)
-        waiting = tuple(place for place, group in enumerate(groups(self.members)) if not receiving.isdisjoint(group))
+        together = [group for group in groups(self.members) if not set(ranks).isdisjoint(group)]
+        waiting = tuple(place for place, group in enumerate(together) if not receiving.isdisjoint(group))
         donor = min(range(len(ranks)), key=lambda place: (ranks[place] != self.donor, ranks[place] in receiving))
         return Column(self.generation, members, ranges, donor, receivers, waiting)
 

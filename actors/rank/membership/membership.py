@@ -148,10 +148,10 @@ class Membership:
         whole, together = self._groups.get(view.generation), self._together.get(view.generation)
         if not isinstance(whole, Group):
             raise GroupBroken("told to leave", view.generation)
-        if not isinstance(together, Group):
+        if not self._protocol.coordinate:
             return ViewGroups(whole, whole)
         places = columns(view.members)[self._protocol.coordinate]
-        return ViewGroups(whole, Subgroup(whole, places), together)
+        return ViewGroups(whole, Subgroup(whole, places), together if isinstance(together, Group) else None)
 
     # ---- the rank machine ----------------------------------------------------------------------------------------------------------------
 
@@ -196,7 +196,7 @@ class Membership:
         match order:
             case Form(view):
                 self._groups[view.generation] = self._form(view)
-                if self._protocol.coordinate:
+                if self._protocol.coordinate and len(view.group_of(self._protocol.member)) > 1:
                     self._together[view.generation] = self._form_together(view)
             case Settle(joining):
                 name = f"fleet-settle-{joining.view.generation}"

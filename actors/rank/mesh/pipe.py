@@ -1,7 +1,8 @@
 """A model that is cut into stages, each on a rank of its own: the units of its shards, and what travels between stages.
 
-A rank computes its turns in the order of :mod:`fleet.protocol.pipelining`, which its neighbours know. So messages carry no number. Before
-an activation travels a head with its shapes, as they may differ from shard to shard; its gradient has the same.
+A rank computes its turns in the order of :mod:`fleet.protocol.pipelining`. Each shard has tags of its own. Before an activation travels a
+head with its shapes, as they may differ from shard to shard; its gradient has the same. What was sent is kept until the commit. When a rank
+is lost, its units are computed by others of its stage, in the same step. They get again what the lost rank had got.
 
 Each layer draws its random numbers by step, shard and its own number, so that a model trains alike however it is cut.
 """
@@ -9,20 +10,22 @@ Each layer draws its random numbers by step, shard and its own number, so that a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
 from actors.rank.membership.process_group import Group, GroupBroken, Work
 from actors.rank.step.weights import NONE
-from actors.rank.tags import Tag
+from actors.rank.tags import stage_body, stage_head
 from fleet.errors import ConfigError
-from fleet.protocol.pipelining import Half, UnitHalf, order
+from fleet.protocol.pipelining import Half, UnitHalf
 
 if TYPE_CHECKING:
     from actors.rank.step.step import Step
     from actors.rank.step.units import StepUnits
+    from fleet.protocol.pipelining import Ways
 
 Tensors = tuple[torch.Tensor, ...]
 LossFn = Callable[[Any, Any], Any]
@@ -34,26 +37,31 @@ DTYPES = (
 
 
 class StageLink:
-    """The ranks that compute the stages of the same shards as this one, in the present view.
+    """The ranks of the present view, which compute units of all stages.
 
     Attributes:
         stage, stages: this rank's, and how many there are.
         lost: why what this rank computes since :meth:`meet` is of no use; empty while it is of use.
+        firsts: of the view's ranks, the first one of each stage, in the order of stages.
+        kept: by shard, what this rank's units of the present step have given to the stages next to it. ``sent``: messages under way.
     """
 
     def __init__(self, stage: int, stages: int) -> None:
         self.stage, self.stages, self.lost = stage, stages, ""
+        self.firsts: list[int] = []
+        self.kept: dict[int, Boundaries] = {}
+        self.sent: list[Work] = []
         self._group: Group | None = None
 
-    def meet(self, group: Group | None) -> None:
-        """Compute with ``group``, a rank for each stage, from now on; None: with no rank."""
-        self._group, self.lost = group, ""
+    def meet(self, inside: Group | None) -> None:
+        """Compute with the ranks of ``inside``, a whole view, from now on; None: with no rank."""
+        self._group, self.lost, self.sent = inside, "", []
 
     @property
     def group(self) -> Group:
         """Raises GroupBroken where there is none."""
         if self._group is None:
-            raise GroupBroken("the ranks of the other stages are left", -1)
+            raise GroupBroken("the other ranks are left", -1)
         return self._group
 
     @property
@@ -64,15 +72,77 @@ class StageLink:
     def last(self) -> bool:
         return self.stage == self.stages - 1
 
+    # ---- between stages ------------------------------------------------------------------------------------------------------------------
 
-class Open:
-    """A unit between its forward and its backward: what came, what the stage made of it, and the messages that take it on.
+    def send(self, shard: int, tensors: Tensors, after: int) -> None:
+        """Send a stage's output on to rank ``after``."""
+        head = torch.tensor(_head_of(tensors), dtype=torch.int64, device="cpu")
+        self.sent.append(self.group.start([(head, after)], [], stage_head(shard)))
+        self.sent.append(self.group.start([(one, after) for one in tensors], [], stage_body(shard)))
 
-    The last stage makes the loss, which has ``weight``.
+    def receive(self, shard: int, before: int) -> Tensors:
+        """The output of the stage before, from rank ``before``. Raises GroupBroken."""
+        head = torch.empty(HEAD, dtype=torch.int64, device="cpu")
+        self.group.recv(head, before, stage_head(shard))
+        found = _room_of(head.tolist())
+        self.group.start([], [(one, before) for one in found], stage_body(shard)).wait()
+        return found
+
+    def send_gradients(self, shard: int, kept: Boundaries, before: int) -> None:
+        """Send the gradients of a stage's inputs back to rank ``before``, with the weight of the shard's loss; of weight 0 it alone."""
+        head = torch.tensor([NONE if kept.weight is None else kept.weight], dtype=torch.float64, device="cpu")
+        self.sent.append(self.group.start([(head, before)], [], stage_head(shard)))
+        if kept.weight != 0.0 and kept.gradients:
+            self.sent.append(self.group.start([(one, before) for one in kept.gradients], [], stage_body(shard)))
+
+    def gradients_of(self, shard: int, kept: Boundaries, after: int) -> Tensors:
+        """The gradients of this stage's outputs, from rank ``after``; and the weight of the shard's loss. Raises GroupBroken."""
+        head = torch.empty(1, dtype=torch.float64, device="cpu")
+        gradients = tuple(torch.zeros_like(one) for one in kept.outputs)
+        self.group.recv(head, after, stage_head(shard))
+        kept.weight = None if float(head) == NONE else float(head)
+        if kept.weight != 0.0:
+            self.group.start([], [(one, after) for one in _floating(gradients)], stage_body(shard)).wait()
+        return gradients
+
+    def give_again(self, ways: Ways, place: int) -> None:
+        """A view begins within a step: send what this rank's units have given to units beside them that are computed anew.
+
+        Their rank was lost. ``place``: of this rank in its column. Raises GroupBroken.
+        """
+        for shard in sorted(ways.stages[self.stage].done[place]):
+            kept = self.kept[shard]
+            if not self.last and (after := ways.computing[self.stage + 1].get(shard)) is not None:
+                self.send(shard, kept.outputs, after)
+            if not self.first and (before := ways.computing[self.stage - 1].get(shard)) is not None:
+                self.send_gradients(shard, kept, before)
+
+    def arrived(self) -> None:
+        """Wait until other ranks have all that this one has sent. Raises GroupBroken."""
+        sent, self.sent = self.sent, []
+        if sent:
+            self.group.complete(sent)
+
+
+@dataclass(slots=True)
+class Boundaries:
+    """What crosses the boundaries of one unit: it is kept until the commit, as the rank that it was sent to may be lost.
+
+    Attributes:
+        outputs: for the next stage; none of the last one. ``weight``: of the shard's loss.
+        gradients: of the inputs, for the stage before; None: that is still to come.
     """
 
-    def __init__(self, inputs: Tensors, outputs: Tensors, sent: Sequence[Work] = (), weight: float | None = None) -> None:
-        self.inputs, self.outputs, self.sent, self.weight = inputs, outputs, sent, weight
+    outputs: Tensors
+    weight: float | None = None
+    gradients: Tensors | None = None
+
+
+class Open(NamedTuple):
+    """A unit between its forward and its backward: what came, and what the stage made of it. The last stage makes the loss."""
+
+    inputs: Tensors
+    outputs: Tensors
 
 
 class Pipeline:
@@ -102,7 +172,6 @@ class Pipeline:
             if number not in self.span:
                 layer.to("meta")
         self._open: dict[int, Open] = {}
-        self._sent: list[Work] = []
 
     # ---- a step --------------------------------------------------------------------------------------------------------------------------
 
@@ -114,34 +183,30 @@ class Pipeline:
         Arguments, samples and errors are those of ``Step.batches``. The first stage takes its input from a batch, the last one its loss.
         """
         units = step.pipelined(dataset, batch_size, collate_fn, tokens=tokens)
-        while pending := step.pending():
-            if units.leaves or not self._compute(units, pending):
+        while step.pending():
+            if units.leaves or not self._compute(units):
                 step.cut_short()
                 return
         units.worked()
 
-    def _compute(self, units: StepUnits, shards: Sequence[int]) -> bool:
-        """Whether all units were computed: this rank's stage of ``shards``. Else the rank is called away, or another one is lost."""
-        link = self._link
-        self._open, self._sent = {}, []
+    def _compute(self, units: StepUnits) -> bool:
+        """Whether all units were computed. Else the rank is called away, or another one is lost."""
+        self._open = {}
         try:
-            for turn in self._turns(units, shards):
+            for turn in self._turns(units):
                 if units.leaves:
                     return False
                 self._take(units, turn)
-            if self._sent:
-                link.group.complete(self._sent)
+            self._link.arrived()
         except GroupBroken as error:
-            link.lost = link.lost or str(error)
+            self._link.lost = self._link.lost or str(error)
             return False
         finally:
-            self._open, self._sent = {}, []
+            self._open = {}
         return True
 
-    def _turns(self, units: StepUnits, shards: Sequence[int]) -> Sequence[UnitHalf]:
-        if units.rehearsing:
-            return order([[shards]]).turns[0][0]
-        return order([[shards]] * self._link.stages).turns[self._link.stage][0]
+    def _turns(self, units: StepUnits) -> Sequence[UnitHalf]:
+        return [UnitHalf(half, 0) for half in Half] if units.rehearsing else units.turns(self._link.stage)
 
     def _take(self, units: StepUnits, turn: UnitHalf) -> None:
         if turn.half is Half.FORWARD:
@@ -157,7 +222,7 @@ class Pipeline:
         if link.first:
             came = _tensors(self._inputs(batch))
         else:
-            came = self._practice(batch) if units.rehearsing else self._receive()
+            came = self._practice(batch) if units.rehearsing else link.receive(shard, units.source(shard, link.stage - 1))
             for tensor in came:
                 tensor.requires_grad_(tensor.is_floating_point())
         units.begin_forward(shard)
@@ -169,12 +234,17 @@ class Pipeline:
             units.seed(shard, len(self._layers))
             with units.inside(shard):
                 loss, weight = _with_weight(self._loss_fn(found, batch))
-            unit = Open(came, (loss,), weight=weight)
-        else:
-            made = _tensors(found)
-            unit = Open(came, made, [] if units.rehearsing else self._send(made))
+            link.kept[shard] = Boundaries((), weight)
+            units.end_forward()
+            return Open(came, (loss,))
+        made = _tensors(found)
+        kept = link.kept[shard] = Boundaries(tuple(one.detach().contiguous() for one in made))
+        if not units.rehearsing:
+            after = units.computing(shard, link.stage + 1)
+            if after is not None:
+                link.send(shard, kept.outputs, after)
         units.end_forward()
-        return unit
+        return Open(came, made)
 
     def _practice(self, batch: Any) -> Tensors:
         """An input of this stage with the right shapes, and no values: earlier stages have no memory here, but shapes."""
@@ -187,59 +257,21 @@ class Pipeline:
     # ---- backward ------------------------------------------------------------------------------------------------------------------------
 
     def _backward(self, units: StepUnits, shard: int, unit: Open) -> None:
-        link = self._link
+        link, kept = self._link, self._link.kept[shard]
         if link.last:
             units.begin_backward(shard)
-            loss = units.step.backward_of(shard, unit.outputs[0], unit.weight)
-            weight = unit.weight
+            loss = units.step.backward_of(shard, unit.outputs[0], kept.weight)
         else:
-            weight, gradients = (None, [torch.zeros_like(one) for one in unit.outputs]) if units.rehearsing else self._gradients(unit)
-            units.begin_backward(shard, weight)
+            gradients = kept.outputs if units.rehearsing else link.gradients_of(shard, kept, units.source(shard, link.stage + 1))
+            units.begin_backward(shard, kept.weight)
             pairs = [(one, gradient) for one, gradient in zip(unit.outputs, gradients, strict=True) if one.requires_grad]
-            if pairs and weight != 0.0:
+            if pairs and kept.weight != 0.0:
                 torch.autograd.backward([one for one, _ in pairs], [gradient for _, gradient in pairs])
             loss = 0.0
-        if not link.first and not units.rehearsing:
-            self._send_gradients(unit, weight)
+        kept.gradients = tuple(torch.zeros_like(one) if one.grad is None else one.grad.contiguous() for one in _floating(unit.inputs))
+        if not link.first and not units.rehearsing and (before := units.computing(shard, link.stage - 1)) is not None:
+            link.send_gradients(shard, kept, before)
         units.end_backward(shard, loss)
-
-    def _gradients(self, unit: Open) -> tuple[float | None, list[torch.Tensor]]:
-        """The weight of the loss, and the gradients of what this stage has sent on. Raises GroupBroken."""
-        group, after = self._link.group, self._link.stage + 1
-        head = torch.empty(1, dtype=torch.float64, device="cpu")
-        gradients = [torch.zeros_like(one, memory_format=torch.contiguous_format) for one in unit.outputs]
-        group.recv(head, after, Tag.STAGE_HEAD)
-        weight = None if float(head) == NONE else float(head)
-        if weight != 0.0:
-            group.start([], [(one, after) for one in gradients if one.is_floating_point()], Tag.STAGE).wait()
-        group.complete(unit.sent)
-        return weight, gradients
-
-    def _send_gradients(self, unit: Open, weight: float | None) -> None:
-        group, before = self._link.group, self._link.stage - 1
-        head = torch.tensor([NONE if weight is None else weight], dtype=torch.float64, device="cpu")
-        found = [torch.zeros_like(one) if one.grad is None else one.grad.contiguous() for one in unit.inputs if one.is_floating_point()]
-        self._sent.append(group.start([(head, before)], [], Tag.STAGE_HEAD))
-        if weight != 0.0:
-            self._sent.append(group.start([(one, before) for one in found], [], Tag.STAGE))
-
-    # ---- between stages ------------------------------------------------------------------------------------------------------------------
-
-    def _send(self, made: Tensors) -> list[Work]:
-        """Send the stage's output on."""
-        group, after = self._link.group, self._link.stage + 1
-        head = torch.tensor(_head_of(made), dtype=torch.int64, device="cpu")
-        tensors = [one.detach().contiguous() for one in made]
-        return [group.start([(head, after)], [], Tag.STAGE_HEAD), group.start([(one, after) for one in tensors], [], Tag.STAGE)]
-
-    def _receive(self) -> Tensors:
-        """The output of the stage before. Raises GroupBroken."""
-        group, before = self._link.group, self._link.stage - 1
-        head = torch.empty(HEAD, dtype=torch.int64, device="cpu")
-        group.recv(head, before, Tag.STAGE_HEAD)
-        found = _room_of(head.tolist())
-        group.start([], [(one, before) for one in found], Tag.STAGE).wait()
-        return found
 
 
 HEAD = 1 + MOST_TENSORS * (2 + MOST_DIMENSIONS)
@@ -253,6 +285,11 @@ def _tensors(value: Any) -> Tensors:
         reason = f"a layer gives {other[0] if other else f'{len(found)} values'}, and tensors travel between stages, at most {MOST_TENSORS}"
         raise ConfigError("pipeline", type(value).__name__, reason, "Let each layer take and give a tensor, or a tuple of tensors.")
     return found
+
+
+def _floating(tensors: Tensors) -> Tensors:
+    """Those that have gradients."""
+    return tuple(one for one in tensors if one.is_floating_point())
 
 
 def _head_of(tensors: Tensors) -> list[int]:

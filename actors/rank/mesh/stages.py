@@ -16,13 +16,16 @@ from typing import Any
 import torch
 
 from actors.rank.membership.process_group import GroupBroken
+from actors.rank.membership.view_groups import ViewGroups
 from actors.rank.mesh import collectives
 from actors.rank.mesh.layout import ColumnLayout
 from actors.rank.mesh.pipe import StageLink
 from actors.rank.step.clipping import block_norms
 from actors.rank.step.layout import LayoutInputs, OwnWord, all_finite
+from actors.rank.tags import Tag
 from fleet.errors import ConfigError
-from fleet.protocol.types import Coordinate
+from fleet.protocol.pipelining import Ways
+from fleet.protocol.types import Coordinate, View, by_stage
 
 DIGEST_BYTES = hashlib.sha256().digest_size
 
@@ -38,6 +41,9 @@ class StageLayout(ColumnLayout):
 
     def _check(self, given: LayoutInputs) -> None:
         """Raises ConfigError: a parameter is in no layer, or an optimizer or scaler cannot step those of other stages."""
+        if not self.gradients.buffers.constant:
+            reason = "a forward may change buffers of a layer, such as BatchNorm's, and several shards are open at a time"
+            raise ConfigError("pipeline", "a buffer", reason, "Take a norm without statistics, such as LayerNorm.")
         layers = given.state.numbers
         for root, module in given.state.modules.items():
             for name, one in module.named_parameters():
@@ -57,6 +63,18 @@ class StageLayout(ColumnLayout):
                 reason = f"it cannot step parameters of other stages, which have no memory here: {str(error).splitlines()[0]}"
                 raise ConfigError("pipeline", f"{name}: {type(optimizer).__name__}", reason, "Take AdamW or SGD, without fused.") from error
 
+    def meet(self, groups: ViewGroups, view: View) -> None:
+        super().meet(groups._replace(together=groups.whole), view)
+        self._link.firsts = [min(place for places in stage.values() for place in places) for stage in by_stage(view.members)]
+
+    def assigned(self, ways: Ways | None, place: int) -> None:
+        assert ways is not None, "a view without stages"
+        self._link.give_again(ways, place)
+
+    def reset(self) -> None:
+        super().reset()
+        self._link.kept.clear()
+
     # ---- vote ----------------------------------------------------------------------------------------------------------------------------
 
     def word(self) -> OwnWord:
@@ -72,7 +90,7 @@ class StageLayout(ColumnLayout):
 
     def agree(self, norms: torch.Tensor) -> tuple[float, float]:
         total = 0.0
-        for layer in norms[list(self._at.firsts)].sum(0).tolist():  # each has one column that is not zero
+        for layer in norms[self._link.firsts].sum(0).tolist():  # each has one column that is not zero
             total += layer
         norm, clipped = math.sqrt(total), next(self.given.update.clipped, None)
         return norm, 1.0 if clipped is None else min(1.0, clipped.norm / (norm + 1e-6))
@@ -88,6 +106,7 @@ class StageLayout(ColumnLayout):
             yield gradients
         for one in elsewhere:
             one.grad = None
+        self._link.kept.clear()
 
     # ---- the whole state -----------------------------------------------------------------------------------------------------------------
 
@@ -99,29 +118,32 @@ class StageLayout(ColumnLayout):
             if not tensor.is_meta:
                 row[0] = 1
                 row[1:] = torch.frombuffer(bytearray(state.fingerprint(tensor)), dtype=torch.uint8)
-        found = torch.stack(self._of_stages(mine)).tolist()
-        known = [next((bytes(row[1:]) for row in rows if row[0]), b"") for rows in zip(*found, strict=True)]
+        rows = [row.tolist() for row in self._of_stages(mine)]
+        known = [next((bytes(one[1:]) for one in of_one if one[0]), b"") for of_one in zip(*rows, strict=True)]
         return state.digest(step, known=known)
 
     def _of_stages(self, mine: torch.Tensor) -> list[torch.Tensor]:
-        """The tensors of all stages, in order. Raises GroupBroken."""
-        places = [torch.empty_like(mine) for _ in range(self._link.stages)]
-        collectives.all_gather(self._link.group, mine, places)
-        return places
+        """The tensors that the first rank of each stage has. All ranks get them. Raises GroupBroken."""
+        group, firsts = self._link.group, self._link.firsts
+        found = {first: mine if first == group.rank else torch.empty_like(mine) for first in firsts}
+        sends = [(mine, peer) for peer in group.peers] if group.rank in firsts else []
+        group.start(sends, [(found[first], first) for first in firsts if first != group.rank], Tag.TOGETHER).wait()
+        return list(found.values())
 
 
 def of_all_stages(link: StageLink, state: Mapping[str, Any]) -> dict[str, Any]:
-    """``state`` with the tensors of all stages: the ranks that compute them call it together. Where one is lost, ``link`` says so."""
+    """``state`` with the tensors of all stages: all ranks call it together. Where one is lost, ``link`` says so."""
     found: dict[str, Any] = {key: of_all_stages(link, value) if isinstance(value, Mapping) else value for key, value in state.items()}
     names = [key for key, value in found.items() if isinstance(value, torch.Tensor)]
-    here = torch.tensor([not found[name].is_meta for name in names], dtype=torch.uint8, device="cpu")
     try:
-        rows = [torch.empty_like(here) for _ in range(link.stages)]
-        collectives.all_gather(link.group, here, rows)
-        for name, stage in zip(names, torch.stack(rows).argmax(0).tolist(), strict=True):
+        group = link.group
+        here = torch.tensor([not found[name].is_meta for name in names], dtype=torch.uint8, device="cpu")
+        rows = torch.empty(group.size, len(names), dtype=torch.uint8, device="cpu")
+        group.all_gather(rows, here, Tag.TOGETHER)
+        for name, stage in zip(names, rows[link.firsts].long().argmax(0).tolist(), strict=True):
             tensor = found[name].detach()
             tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu") if tensor.is_meta else tensor.contiguous()
-            collectives.broadcast(link.group, tensor, stage)
+            collectives.broadcast(group, tensor, link.firsts[stage])
             found[name] = tensor
     except GroupBroken as error:
         link.lost = link.lost or str(error)

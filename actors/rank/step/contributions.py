@@ -13,13 +13,15 @@ from actors.rank.step.gradients import GradientBuffers
 from actors.rank.step.logged import ShardLog
 from actors.rank.step.reduction import Reducer, SideChannel
 from actors.rank.step.representations import Representations
+from actors.rank.step.rows import Numbers, RowFormat, Rows
 from actors.rank.step.shard_state import ShardStates
 from actors.rank.step.weights import ShardWeights
 from actors.rank.tags import Tag
 from actors.rank.telemetry.recorder import Recorder
 from fleet.protocol.duties import Duties
+from fleet.protocol.pipelining import Ways, ways_of
 from fleet.protocol.shards import Shares, cover
-from fleet.protocol.types import Column, Member, View, columns, groups, last_stage
+from fleet.protocol.types import STAGE, Column, Member, View, columns, groups
 from fleet.settings.run import RunSettings
 
 
@@ -34,15 +36,16 @@ class _Places(NamedTuple):
     """Ranks of one view, by their numbers there.
 
     Attributes:
-        whole: all of them. ``places``: those of this rank's column. ``last``: those that have the losses. ``receivers``: newcomers.
+        whole: all of them. ``places``: those of this rank's column. ``receivers``: newcomers.
         together: those that compute shards together, by the place of this rank's column.
+        staged: the view, where the model is cut into stages.
     """
 
     whole: Group
     places: tuple[int, ...]
-    last: tuple[int, ...]
     receivers: frozenset[int]
     together: list[tuple[int, ...]]
+    staged: View | None = None
 
 
 class Contributions:
@@ -54,6 +57,7 @@ class Contributions:
             figures.
         group, column, rank: the ranks that sum together, their column, and this rank's number there.
         side: carries a few numbers beside the gradients.
+        ways: of all shards through the stages of a model; None where it has none.
         gathered: representations of shards, for a loss over the whole batch. ``carried``: the state that shards leave for the next step.
     """
 
@@ -74,9 +78,11 @@ class Contributions:
         self._shards, self._gradients, self._reducer, self._recorder = settings.shards, gradients, reducer, recorder
         self.losses: dict[int, float] = {}
         self.group, self.rank = Group(0, 0, 1, gradients.parameters[0].device), 0
-        self._at = _Places(self.group, (0,), (0,), frozenset(), [(0,)])
+        self._at = _Places(self.group, (0,), frozenset(), [(0,)])
         self.side = SideChannel(self.group)
         self._sent: list[tuple[Work, torch.Tensor]] = []  # messages on their way to the peers, whose memory must stay
+        self.ways: Ways | None = None
+        self._whole: tuple[View, Ways] | None = None
         self._promise: tuple[Group, Collection[int], Collection[int]] | None = None
 
     def rehearse(self) -> None:
@@ -84,6 +90,7 @@ class Contributions:
         self.group, self.rank = Group(0, 0, 1, self.group.device), 0
         self._at = self._at._replace(whole=self.group)
         self.duties.rehearse()
+        self.ways = None
         self.gathered.rehearse()
 
     def join(self, group: Group, column: Column, rank: int, view: InView | None = None) -> None:
@@ -92,11 +99,13 @@ class Contributions:
         self.group, self.column, self.rank = group, column, rank
         if view is None:
             everywhere = tuple(range(group.size))
-            self._at = _Places(group, everywhere, everywhere, frozenset(column.receivers), [(place,) for place in everywhere])
+            self._at = _Places(group, everywhere, frozenset(column.receivers), [(place,) for place in everywhere])
         else:
             members, whole = view.view.members, view.groups.whole
             places = columns(members)[members[whole.rank].coordinate]
-            self._at = _Places(whole, places, last_stage(members) or places, frozenset(view.view.receivers), groups(members))
+            together = [group for group in groups(members) if not set(places).isdisjoint(group)]
+            staged = view.view if STAGE in dict(members[0].coordinate) else None
+            self._at = _Places(whole, places, frozenset(view.view.receivers), together, staged)
         self.log.begin_view()
 
     @property
@@ -104,10 +113,13 @@ class Contributions:
         """All ranks of the view."""
         return self._at.whole
 
-    @property
-    def compared(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of the view's ranks, those of this column, and those that have the losses: the last stage's, or this column's."""
-        return self._at.places, self._at.last
+    def rows(self, form: RowFormat, numbers: Numbers) -> tuple[Rows, Rows]:
+        """Of all ranks' numbers, the rows of this rank's column, and those that have the losses: of the last stage, or of this column."""
+        own = Rows(form, [numbers[place] for place in self._at.places], self.duties.contributed)
+        if self.ways is None:
+            return own, own
+        last = len(self.ways.stages) - 1
+        return own, Rows(form, [numbers[rank] for rank in self.ways.stages[last].ranks], self.ways.contributed(last))
 
     # ---- which rank brings which shards --------------------------------------------------------------------------------------------------
 
@@ -164,13 +176,25 @@ class Contributions:
         received[group.rank] = [frozenset(held), frozenset(representations), frozenset(range(self._shards) if there is None else there)]
         self.gathered.used = self.gathered.used or bool(masks[:, 3].any())  # so a rank that has not run the loop body yet learns it
         self.gathered.join([received[place][1] for place in self._at.places], idle)
+        if self._at.staged is not None:
+            held_by = [() if rank in receivers else each[0] for rank, each in enumerate(received)]
+            self.ways = ways_of(self._at.staged, held_by, self._shards, idle=True)
         everywhere = frozenset.intersection(*(received[rank][2] for rank in (group.rank, *givers)))
         return [everywhere.intersection(*(received[place][0] for place in together)) for together in self._at.together]
 
     def assign_anew(self) -> None:
         """Share out all shards: the next step begins, or the same step from its beginning."""
         self.gathered.begin_step()
+        self._begin_ways()
         self._share(self.duties.begin_step())
+
+    def _begin_ways(self) -> None:
+        """No unit of the step that begins is computed."""
+        if (view := self._at.staged) is None:
+            return
+        if self._whole is None or self._whole[0] is not view:
+            self._whole = view, ways_of(view, [()] * self.whole.size, self._shards, idle=False)
+        self.ways = self._whole[1]
 
     def _share(self, shares: Shares) -> None:
         kept = {shard for lo, hi in shares.kept[self.rank] for shard in range(lo, hi)}
@@ -205,7 +229,8 @@ class Contributions:
     @property
     def most(self) -> int:
         """The largest number of shards that one rank brings."""
-        return max(map(len, self.duties.contributed))
+        stages = [self.duties.contributed] if self.ways is None else map(self.ways.contributed, range(len(self.ways.stages)))
+        return max(len(shards) for contributed in stages for shards in contributed)
 
     def forget_lost(self) -> None:
         """A shard that is no longer in the sums is due again."""
@@ -240,5 +265,6 @@ class Contributions:
         """The step is taken."""
         self.losses = {}
         self.gathered.begin_step()
+        self._begin_ways()
         self.carried.take()
         self.log.take(self.weights.taken())

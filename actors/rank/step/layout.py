@@ -29,6 +29,7 @@ from fleet.errors import ConfigError
 from fleet.protocol.chunks import StateCut
 from fleet.protocol.duties import Duties
 from fleet.protocol.layouts import LAYOUTS
+from fleet.protocol.pipelining import Ways
 from fleet.protocol.types import StateId, View
 from fleet.protocol.vote import CommitVote
 from fleet.settings.run import RunSettings
@@ -284,6 +285,9 @@ class StateLayout:
 
     def meet(self, groups: Any, view: View) -> None:
         """Take steps in ``view`` from now on, with the ranks of ``groups``."""
+
+    def assigned(self, ways: Ways | None, place: int) -> None:
+        """The units of the step are assigned in the view that was joined, to this rank as the ``place``-th of its column."""
 
     def part(self) -> None:
         """This rank has left its view, and computes no shard now."""

@@ -217,11 +217,11 @@ class TrainStep:
             rows = side.take()
             self.contributions.receive_carried()
             self.layout.keep_norms(split.in_order(rows[:, form.width :]))
-            numbers, ours = rows[:, : form.width].tolist(), self.contributions
+            numbers = rows[:, : form.width].tolist()
             said = Rows(form, numbers, ())
             self.contributions.log.look(said.arrivals_us[0], some=bool(said.flags & LOGS))
             exchanged(said.arrivals_us)
-            return self._compare(said, *(Rows(form, [numbers[at] for at in places], self.duties.contributed) for places in ours.compared))
+            return self._compare(said, *self.contributions.rows(form, numbers))
         finally:
             self._recorder.paused &= not move.early
 
@@ -427,6 +427,7 @@ class TrainStep:
         idle = column.idle if self.layout.spares_newcomers else ()
         there = None if receiver else self.layout.there
         self.layout.count(self.contributions.assign(there, idle, begun=begun))
+        self.layout.assigned(self.contributions.ways, rank)
         self.verify.recheck.join(column.generation, rank, here, receiver, column.ranges, whole=self.duties.shares is self.duties.whole)
 
     def promise(self, group: Group, shards: Collection[int]) -> None:

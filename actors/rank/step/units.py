@@ -12,6 +12,7 @@ from actors.rank.data.feeds import Feed
 from actors.rank.data.sampling import seed_layer
 from actors.rank.step.train_step import TrainStep
 from actors.rank.telemetry.recorder import Recorder
+from fleet.protocol.pipelining import Turns, Ways
 from fleet.protocol.records import COMPUTE, DATA
 
 
@@ -48,6 +49,25 @@ class StepUnits:
     def leaves(self) -> bool:
         """The rank is called away, or what it computes is of no use."""
         return self._wanted() or bool(self._train.layout.useless)
+
+    @property
+    def _ways(self) -> Ways:
+        ways = self._train.contributions.ways
+        assert ways is not None, "the view has no stages"
+        return ways
+
+    def turns(self, stage: int) -> Turns:
+        """The units that this rank computes, in order."""
+        return self._ways.turns(stage, self._train.contributions.rank)
+
+    def source(self, shard: int, stage: int) -> int:
+        """The view rank that gives what another stage makes of ``shard``: it computes that unit, or has computed it."""
+        ways = self._ways
+        return ways.computing[stage].get(shard, ways.holding[stage].get(shard, -1))
+
+    def computing(self, shard: int, stage: int) -> int | None:
+        """The view rank that computes a unit; None: it is computed."""
+        return self._ways.computing[stage].get(shard)
 
     def batch(self, shard: int) -> Any:
         """The batch of a shard."""
