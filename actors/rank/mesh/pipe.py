@@ -222,7 +222,7 @@ class Pipeline:
         if link.first:
             came = _tensors(self._inputs(batch))
         else:
-            came = self._practice(batch) if units.rehearsing else link.receive(shard, units.source(shard, link.stage - 1))
+            came = self._practice(batch) if units.rehearsing else self._came(units, shard)
             for tensor in came:
                 tensor.requires_grad_(tensor.is_floating_point())
         units.begin_forward(shard)
@@ -246,6 +246,11 @@ class Pipeline:
         units.end_forward()
         return Open(came, made)
 
+    def _came(self, units: StepUnits, shard: int) -> Tensors:
+        """The output of the stage before. Raises GroupBroken."""
+        with units.waiting():
+            return self._link.receive(shard, units.source(shard, self._link.stage - 1))
+
     def _practice(self, batch: Any) -> Tensors:
         """An input of this stage with the right shapes, and no values: earlier stages have no memory here, but shapes."""
         found: Any = tuple(tensor.to("meta") for tensor in _tensors(self._inputs(batch)))
@@ -256,13 +261,18 @@ class Pipeline:
 
     # ---- backward ------------------------------------------------------------------------------------------------------------------------
 
+    def _came_back(self, units: StepUnits, shard: int, kept: Boundaries) -> Tensors:
+        """The gradients of this stage's output. Raises GroupBroken."""
+        with units.waiting():
+            return self._link.gradients_of(shard, kept, units.source(shard, self._link.stage + 1))
+
     def _backward(self, units: StepUnits, shard: int, unit: Open) -> None:
         link, kept = self._link, self._link.kept[shard]
         if link.last:
             units.begin_backward(shard)
             loss = units.step.backward_of(shard, unit.outputs[0], kept.weight)
         else:
-            gradients = kept.outputs if units.rehearsing else link.gradients_of(shard, kept, units.source(shard, link.stage + 1))
+            gradients = kept.outputs if units.rehearsing else self._came_back(units, shard, kept)
             units.begin_backward(shard, kept.weight)
             pairs = [(one, gradient) for one, gradient in zip(unit.outputs, gradients, strict=True) if one.requires_grad]
             if pairs and kept.weight != 0.0:

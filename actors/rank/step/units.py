@@ -13,7 +13,7 @@ from actors.rank.data.sampling import seed_layer
 from actors.rank.step.train_step import TrainStep
 from actors.rank.telemetry.recorder import Recorder
 from fleet.protocol.pipelining import Turns, Ways
-from fleet.protocol.records import COMPUTE, DATA
+from fleet.protocol.records import COMM, COMPUTE, DATA
 
 
 class OwnStep(Protocol):
@@ -89,6 +89,12 @@ class StepUnits:
             yield
         finally:
             self.step.enter(-1)
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Context of a wait for another stage."""
+        with self._recorder.during(COMM):
+            yield
 
     def worked(self) -> None:
         """All units of this rank are computed."""
