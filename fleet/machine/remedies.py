@@ -20,9 +20,12 @@ from fleet.settings.run import WINDOW_S
 
 
 def tick(machine: MachineState, now_s: float) -> None:
-    """While a view runs: ask the policy about new times, or when its last answer is no longer valid."""
+    """While a view runs: ask the policy about new times, or when its last answer is no longer valid.
+
+    Ranks of stages wait for each other, unit by unit: their times do not say which of them is slow.
+    """
     slow, view = machine.stragglers, machine.view
-    if slow.policy is None or view is None:
+    if slow.policy is None or view is None or machine.settings.staged:
         return
     timings = slow.timings(view, now_s)
     if timings is None and now_s < slow.review_s:

@@ -270,6 +270,16 @@ class RunSettings:
         return math.prod(self.mesh.values())
 
     @property
+    def staged(self) -> bool:
+        """The model is cut into stages, or into one."""
+        return STAGE in self.mesh
+
+    @property
+    def of_unit(self) -> int:
+        """So many ranks compute one stage of a shard together."""
+        return self.group // self.mesh.get(STAGE, 1)
+
+    @property
     def coordinates(self) -> tuple[Coordinate, ...]:
         """Of the ranks of a group, the last axis first to change. Without a mesh each rank computes alone, at the empty one."""
         return tuple(tuple(zip(self.mesh, places, strict=True)) for places in itertools.product(*map(range, self.mesh.values())))
@@ -282,7 +292,7 @@ class RunSettings:
     @property
     def in_columns(self) -> bool:
         """Ranks compute shards together, or could: a mesh with stages trains alike with one stage."""
-        return self.group > 1 or STAGE in self.mesh
+        return self.group > 1 or self.staged
 
     @property
     def spread(self) -> str:
@@ -341,10 +351,10 @@ class RunSettings:
                 raise ConfigError(name, getattr(self, name), reason, f"Take {self.group} ranks for each replica, or a smaller axis.")
         if not self.in_columns:
             return
-        if STAGE in self.mesh and (others := [axis for axis in self.mesh if axis != STAGE]):
+        if self.staged and (others := [axis for axis in self.mesh if axis != STAGE]):
             reason = "ranks of one stage cannot divide its layers yet"
             raise ConfigError(f"mesh.{others[0]}", self.mesh[others[0]], reason, f"Leave {STAGE} or {others[0]} out.")
-        if STAGE in self.mesh and self.optimizer_sharding != "none":
+        if self.staged and self.optimizer_sharding != "none":
             reason = "the ranks of a stage have all of its state"
             raise ConfigError("optimizer_sharding", self.optimizer_sharding, reason, f"Set it to none, or leave {STAGE} out.")
         together = f"mesh has groups of {self.group} ranks"

@@ -23,7 +23,8 @@ class InvariantChecker:
     ``end()``; of one rank: ``restored(rank, view, weights)``, ``joining(rank, view)``, ``joined(rank, view, state)``,
     ``contribute(rank, view, state, dirty)``, ``begins(rank, view, cut, state, value)``, ``placed(rank, view, cut, state, value)``,
     ``served(rank, server, state, fetched, chunk)``, ``missed(rank, state, keepers, chunk)``, ``cut(rank, generation, view)``,
-    ``computed_together(rank, met)``, ``reduced(rank, view, number, values)``, ``agreed(rank, view, number, enter, save)``,
+    ``computed_together(rank, met)``, ``unit(rank, view, attempt, stage, shard)``, ``reduced(rank, view, number, values)``,
+    ``agreed(rank, view, number, enter, save)``,
     ``commit(rank, state)``, ``save(rank, view, request, state)``, ``behind(rank)``, ``did(rank, key)``; of a
     group: ``meet(view, view)``, ``completed(view, values)`` once for each reduction.
     """

@@ -281,7 +281,7 @@ class SimTrain:
         node = min(nodes, key=lambda node: (self._used(node), node.index))
         self._numbers += 1
         settings = self.world.settings
-        layout = SimColumnLayout if settings.group > 1 and not settings.spread else SIMULATED[settings.optimizer_sharding]
+        layout = SimColumnLayout if settings.in_columns and not settings.spread else SIMULATED[settings.optimizer_sharding]
         rank = SimRank(self.world, slot, node, self._numbers, self.world.stream("rank", self._numbers), layout)
         SimStep(rank)
         self.current[slot] = rank

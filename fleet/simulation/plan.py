@@ -21,6 +21,9 @@ SHARDED_POINTS = ("ready", "decided", "gathering", "advancing", "placing", "plac
 COLUMN_POINTS = ("collective", "ready", "decided", "advancing")
 """More points where ranks compute a shard together: within it, and within the commit."""
 
+STAGE_POINTS = ("backward", "ready", "decided", "advancing")
+"""More points where the model is cut into stages: before the second half of a unit, and within the commit."""
+
 FAST = Timeouts(
     heartbeat_s=1.0, node_s=1.5, stall_s=20.0, quiesce_s=2.0, form_s=4.0, progress_s=8.0, start_s=10.0, checkpoint_s=6.0
 )  # fmt: skip
@@ -292,7 +295,11 @@ def random_troubles(plan: Plan, rng: random.Random) -> tuple[Trouble, ...]:
 
 def _random_trouble(plan: Plan, rng: random.Random) -> list[Trouble]:
     settings = plan.settings
-    more = (*(SHARDED_POINTS if settings.optimizer_sharding == "zero1" else ()), *(COLUMN_POINTS if settings.group > 1 else ()))
+    more = (
+        *(SHARDED_POINTS if settings.optimizer_sharding == "zero1" else ()),
+        *(COLUMN_POINTS if settings.of_unit > 1 else ()),
+        *(STAGE_POINTS if settings.staged else ()),
+    )
     points = (*POINTS, *more, *more)
     at_s, slot, node = rng.uniform(0.2, 6.0), rng.randrange(settings.slots), rng.randrange(settings.nodes)
     match rng.choices(list(WEIGHTS), weights=list(WEIGHTS.values()))[0]:

@@ -400,7 +400,7 @@ class SimRank:
                     form_s = self.world.settings.timeouts.form_s
                     group = self.world.group(formed)
                     self.groups[formed.generation] = group, group.arrive(self.member, form_s, self.end)
-                    if self.world.settings.group > 1:
+                    if self.world.settings.of_unit > 1:
                         group = self.world.computing(formed, self.member)
                         self.together[formed.generation] = group, group.arrive(self.member, form_s, self.end)
                 case Settle(joining):

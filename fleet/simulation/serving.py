@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fleet.machine.core import FleetMachine
+from fleet.protocol.causes import Evicted, NoProgress
 from fleet.protocol.chunks import Chunk, StateCut, lost, settled
 from fleet.protocol.instructions import Instruction, Propose, Publish
-from fleet.protocol.records import Committed, Record, ViewPublished
+from fleet.protocol.records import Committed, ProcessLost, Record, ViewPublished
 from fleet.protocol.types import Coordinate, Member, StateId, View, columns
 from fleet.simulation.checker import InvariantChecker
 from fleet.simulation.gathering import Fetched
@@ -216,12 +218,41 @@ class Together(InvariantChecker):
     def sent(self, machine: FleetMachine, instruction: Instruction) -> None:
         if isinstance(instruction, Publish | Propose) and self.world.settings.mesh:
             wanted, members = list(self.world.settings.coordinates), instruction.view.members
+            if self.world.settings.staged:
+                there = {member.coordinate for member in members}
+                self.require(there == set(wanted), f"generation {instruction.view.generation} has ranks at {sorted(there)} alone")
+                return
             for first in range(0, len(members), len(wanted)):
-                there = [member.coordinate for member in members[first : first + len(wanted)]]
-                self.require(there == wanted, f"a group of generation {instruction.view.generation} has the coordinates {there}")
+                group = [member.coordinate for member in members[first : first + len(wanted)]]
+                self.require(group == wanted, f"a group of generation {instruction.view.generation} has the coordinates {group}")
 
     def joining(self, rank: SimRank, view: View) -> None:
         place = view.members[view.rank_of(rank.member)]
         self.require(
             place.coordinate == rank.protocol.coordinate, f"{rank} is at {rank.protocol.coordinate}, and in a view at {place.coordinate}"
         )
+
+
+STANDING = ("freeze", "hang", "cut", "one_way", "flap", "isolate_rank", "partition", "busy", "slow", "slow_link")
+"""Kinds of trouble behind which a rank may stand still for long."""
+
+
+class EachUnit(InvariantChecker):
+    """6, where the model is cut into stages: in one attempt at a step no two ranks compute a unit, and no rank waits for ever for one."""
+
+    name = "each unit"
+
+    def __init__(self, world: Stage) -> None:
+        super().__init__(world)
+        self._by: dict[Any, SimRank] = {}
+        self._stands = any(trouble.kind in STANDING or trouble.kind.startswith("store") for trouble in world.plan.troubles)
+
+    def unit(self, rank: SimRank, view: View, attempt: Any, stage: int, shard: int) -> None:
+        """``rank`` has computed its unit of ``shard``. ``attempt``: (state, number of the attempt in ``view``)."""
+        first = self._by.setdefault((view.generation, view.store, attempt, stage, shard), rank)
+        self.require(first is rank, f"stage {stage} of shard {shard} at {attempt} is computed by {first} and by {rank}")
+
+    def record(self, record: Record) -> None:
+        if self.world.settings.staged and isinstance(record, ProcessLost) and isinstance(record.cause, Evicted):
+            stuck = isinstance(record.cause.why, NoProgress)
+            self.require(self._stands or not stuck, f"{record.member} has waited for a unit that no rank has given: {record.cause.why}")

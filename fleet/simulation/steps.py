@@ -22,12 +22,13 @@ from fleet.protocol.member import Offer
 from fleet.protocol.moves import Arriving
 from fleet.protocol.once import key_of
 from fleet.protocol.replica_check import ReplicaCheck
-from fleet.protocol.types import Column, Finding, Member, Part, StateId, View, groups
+from fleet.protocol.types import Column, Finding, Member, Part, StateId, View, columns, groups
 from fleet.protocol.vote import CommitVote, Doubt, Words
 from fleet.simulation.clockwork import Coroutine, Future, Steps
 from fleet.simulation.groups import Broken, SimGroup
 from fleet.simulation.model import SPOILED, gradient, updated
 from fleet.simulation.ranks import Dead, Movement, SimRank, TimedSteps
+from fleet.simulation.staged import SimPipeline
 from fleet.simulation.stores import StoreFails
 
 EVALUATION = "evaluate"
@@ -88,6 +89,7 @@ class SimStep:
         self._own: list[float] = []
         self._waited_s = 0.0
         self._met = _Met()
+        self.pipeline = SimPipeline(rank) if self.world.settings.staged else None
         self._rested = self._changed = self._evaluated = StateId(0, 0)
         self._first = True
         rank.carriers = {
@@ -240,11 +242,17 @@ class SimStep:
         received: dict[Member, Any] = (yield group.received(self.rank.member, givers)) if givers else {}
         known = [one for _, one in (*received.values(), ((), there)) if one is not None]
         everywhere = frozenset(range(self.duties.shards)).intersection(*known)
+        mine = columns(view.members)[self.rank.member.coordinate]
         contributed = [
             everywhere.intersection(*(received.get(view.members[each], ((), None))[0] for each in together))
             for together in groups(view.members)
+            if not set(mine).isdisjoint(together)
         ]
         self._met.shards, self._met.generation, self._met.lost = 0, view.generation, ""
+        if self.pipeline is not None:
+            held = [received.get(member, ((), None))[0] for member in view.members]
+            held[view.rank_of(self.rank.member)] = () if receives else sorted(layout.held)
+            self.pipeline.join(view, held, here)
         self.rank.part(but=view.generation)
         shares = self.duties.join(column, place, contributed, column.idle if layout.spares_newcomers else ())
         layout.count(frozenset[int]().union(*contributed))
@@ -273,6 +281,9 @@ class SimStep:
         if machine.goes_ahead:
             self.world.note("ahead", rank, machine.assigned)
         rank.movement.stepping = True
+        if self.pipeline is not None:
+            self._met.lost = yield from self.pipeline.compute(move.step)
+            return
         assigned = machine.assigned
         middle, number = len(assigned) // 2, 0
         while pending := machine.assigned:  # speculative shards may come meanwhile
@@ -298,7 +309,7 @@ class SimStep:
 
     def _together(self, step: int, shard: int) -> Steps:
         """Compute ``shard`` with the other ranks of the group. Whether all have come to it."""
-        if self.world.settings.group == 1:
+        if self.world.settings.of_unit == 1:
             return True
         try:
             found = self.rank.together.get(self._met.generation)
@@ -399,6 +410,8 @@ class SimStep:
         self.layout.reset()
         self.layout.repeat()
         self.duties.begin_step()
+        if self.pipeline is not None:
+            self.pipeline.begin_step(self.machine.here)
 
     # ---- apply and publish ---------------------------------------------------------------------------------------------------------------
 
@@ -424,6 +437,8 @@ class SimStep:
         value, here = updated(before, self.sums, self.world.settings.shards), self.machine.here
         self.duties.at = StateId(here.history, here.step + 1)
         self.duties.begin_step()
+        if self.pipeline is not None:
+            self.pipeline.begin_step(self.duties.at)
         self.rank.movement.at_s = self.world.clock.now_s
         self.layout.put_back(value, self.duties.at, turns=turns)
         self._changed = self.duties.at

@@ -63,6 +63,16 @@ def mesh_plan(seed: int) -> Plan:
     return with_troubles(plan, others)
 
 
+def stages_plan(seed: int) -> Plan:
+    """As :func:`mesh_plan`, with a model that is cut into two to four stages, of one to three ranks each. The state of a stage is whole."""
+    plan = mesh_plan(seed)
+    ((_, size),) = plan.settings.mesh.items()
+    rng = stream(seed, "stages plan")
+    settings = replace(plan.settings, mesh={"stage": size}, optimizer_sharding="none", shards=rng.choice((8, 8, 12)))
+    troubles = [replace(each, point="backward") if each.point == "collective" else each for each in plan.troubles]
+    return replace(plan, settings=settings, troubles=tuple(troubles))
+
+
 def cut_plan(seed: int, *, sharded: bool = False) -> Plan:
     """As :func:`random_plan` on two to four nodes whose links are cut, beside the troubles of the seed in half of them."""
     rng, plan = stream(seed, "cuts"), random_plan(seed, sharded=sharded)

@@ -22,6 +22,7 @@ from tests.simulation.families import (
     overflows_plan,
     racks_plan,
     resizes_plan,
+    stages_plan,
     stops_plan,
     stores_plan,
 )
@@ -51,6 +52,7 @@ FAMILIES: dict[str, Callable[[int], Plan]] = {
     "ended": _odd_sharded(ended_plan),
     "gathers": gathers_plan,
     "mesh": mesh_plan,
+    "stages": stages_plan,
     "overflows": overflows_plan,
 }
 """Families of runs by seed, each with troubles of its own; in ``gathers`` parameters are spread over ranks, too."""

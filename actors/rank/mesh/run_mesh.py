@@ -30,7 +30,7 @@ class RunMesh:
 
     def __init__(self, settings: RunSettings, client: Client, device_of: Callable[[], torch.device]) -> None:
         self.axes, self._client, self._device_of = settings.mesh, client, device_of
-        self.divides, self._staged = settings.in_columns, STAGE in settings.mesh
+        self.divides, self._staged = settings.in_columns, settings.staged
         self._pipe: tuple[Pipeline, list[torch.nn.Module]] | None = None
 
     @property
