@@ -132,7 +132,7 @@ class Run:
     def pipeline(
         self, layers: Sequence[torch.nn.Module], loss_fn: LossFn, *, inputs: Callable[[Any], Any], begins: Sequence[int] = ()
     ) -> Pipeline:  # fmt: skip
-        """Cut a model into the stages of ``--mesh stage=N``: this rank keeps the layers of its stage. See :class:`Pipeline` for the
+        """Cut a model into the stages of ``--mesh stage=N``: this rank keeps the layers of its stage. See ``Pipeline`` for the
         arguments.
 
         Call it before the optimizer is made, track the whole model, and call ``pipe.step`` in the place of the loop over ``step.batches``.

@@ -238,7 +238,7 @@ STANDING = ("freeze", "hang", "cut", "one_way", "flap", "isolate_rank", "partiti
 
 
 class EachUnit(InvariantChecker):
-    """6, where the model is cut into stages: in one attempt at a step no two ranks compute a unit, and no rank waits for ever for one."""
+    """6, where the model is cut into stages: in one attempt at a step no two ranks compute a unit. No rank waits for one for ever."""
 
     name = "each unit"
 

@@ -18,7 +18,7 @@ from fleet.simulation.ranks import SimRank
 
 
 def crossing(weights: int, step: int, shard: int, stage: int, half: Half) -> int:
-    """What a unit gives to the stage after it (FORWARD), or before it: a pure function of the state and of (step, shard)."""
+    """A unit's message to the stage after it (FORWARD), or before it: a pure function of the state and of (step, shard)."""
     return hash((weights, step, shard, stage, half, 29))
 
 
@@ -26,7 +26,7 @@ class SimPipeline:
     """The units of one rank.
 
     Attributes:
-        kept: by half, what this rank's units of the present step have given, by shard.
+        kept: by half and shard, the messages of this rank's units of the present step.
         ways: of all shards of the present step.
     """
 
@@ -65,7 +65,7 @@ class SimPipeline:
             self.ways = ways_of(self._view, [()] * len(self._view.members), self.world.settings.shards, idle=False)
 
     def forget(self, at: StateId | None = None) -> None:
-        """Drop what was kept of a step."""
+        """Drop the messages of a step."""
         self.kept, self._at = {half: {} for half in Half}, at
 
     # ---- units ---------------------------------------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class SimPipeline:
         return ""
 
     def _came(self, turn: UnitHalf) -> Steps:
-        """What the unit needs of the stage beside it; None at an end of the model. Raises Broken."""
+        """The message that the unit needs from the stage beside it; None at an end of the model. Raises Broken."""
         source = self.stage + (1 if turn.half else -1)
         assert self.ways is not None and self._view is not None
         if not 0 <= source < len(self.ways.stages):

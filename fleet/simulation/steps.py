@@ -60,8 +60,12 @@ class Sum:
 
 @dataclass
 class _Met:
-    """The ranks of a view with which a rank computes, for so many ``shards``. ``lost``: why the present shards do not count, if so."""
+    """The ranks of a view with which a rank computes, for so many ``shards``. ``lost``: why the present shards do not count, if so.
 
+    ``pipeline``: its units, where the model is cut into stages.
+    """
+
+    pipeline: SimPipeline | None = None
     shards: int = 0
     generation: int = -1
     lost: str = ""
@@ -88,8 +92,7 @@ class SimStep:
         self._number = 0
         self._own: list[float] = []
         self._waited_s = 0.0
-        self._met = _Met()
-        self.pipeline = SimPipeline(rank) if self.world.settings.staged else None
+        self._met = _Met(SimPipeline(rank) if self.world.settings.staged else None)
         self._rested = self._changed = self._evaluated = StateId(0, 0)
         self._first = True
         rank.carriers = {
@@ -249,10 +252,10 @@ class SimStep:
             if not set(mine).isdisjoint(together)
         ]
         self._met.shards, self._met.generation, self._met.lost = 0, view.generation, ""
-        if self.pipeline is not None:
+        if self._met.pipeline is not None:
             held = [received.get(member, ((), None))[0] for member in view.members]
             held[view.rank_of(self.rank.member)] = () if receives else sorted(layout.held)
-            self.pipeline.join(view, held, here)
+            self._met.pipeline.join(view, held, here)
         self.rank.part(but=view.generation)
         shares = self.duties.join(column, place, contributed, column.idle if layout.spares_newcomers else ())
         layout.count(frozenset[int]().union(*contributed))
@@ -281,8 +284,8 @@ class SimStep:
         if machine.goes_ahead:
             self.world.note("ahead", rank, machine.assigned)
         rank.movement.stepping = True
-        if self.pipeline is not None:
-            self._met.lost = yield from self.pipeline.compute(move.step)
+        if self._met.pipeline is not None:
+            self._met.lost = yield from self._met.pipeline.compute(move.step)
             return
         assigned = machine.assigned
         middle, number = len(assigned) // 2, 0
@@ -410,8 +413,8 @@ class SimStep:
         self.layout.reset()
         self.layout.repeat()
         self.duties.begin_step()
-        if self.pipeline is not None:
-            self.pipeline.begin_step(self.machine.here)
+        if self._met.pipeline is not None:
+            self._met.pipeline.begin_step(self.machine.here)
 
     # ---- apply and publish ---------------------------------------------------------------------------------------------------------------
 
@@ -437,8 +440,8 @@ class SimStep:
         value, here = updated(before, self.sums, self.world.settings.shards), self.machine.here
         self.duties.at = StateId(here.history, here.step + 1)
         self.duties.begin_step()
-        if self.pipeline is not None:
-            self.pipeline.begin_step(self.duties.at)
+        if self._met.pipeline is not None:
+            self._met.pipeline.begin_step(self.duties.at)
         self.rank.movement.at_s = self.world.clock.now_s
         self.layout.put_back(value, self.duties.at, turns=turns)
         self._changed = self.duties.at

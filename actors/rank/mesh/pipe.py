@@ -1,7 +1,7 @@
 """A model that is cut into stages, each on a rank of its own: the units of its shards, and what travels between stages.
 
 A rank computes its turns in the order of :mod:`fleet.protocol.pipelining`. Each shard has tags of its own. Before an activation travels a
-head with its shapes, as they may differ from shard to shard; its gradient has the same. What was sent is kept until the commit. When a rank
+head with its shapes, as they may differ from shard to shard; its gradient has the same. All messages are kept until the commit. When a rank
 is lost, its units are computed by others of its stage, in the same step. They get again what the lost rank had got.
 
 Each layer draws its random numbers by step, shard and its own number, so that a model trains alike however it is cut.
@@ -17,13 +17,13 @@ import torch
 from torch import nn
 
 from actors.rank.membership.process_group import Group, GroupBroken, Work
+from actors.rank.step.step import Step, units_of
 from actors.rank.step.weights import NONE
 from actors.rank.tags import stage_body, stage_head
 from fleet.errors import ConfigError
 from fleet.protocol.pipelining import Half, UnitHalf
 
 if TYPE_CHECKING:
-    from actors.rank.step.step import Step
     from actors.rank.step.units import StepUnits
     from fleet.protocol.pipelining import Ways
 
@@ -43,7 +43,7 @@ class StageLink:
         stage, stages: this rank's, and how many there are.
         lost: why what this rank computes since :meth:`meet` is of no use; empty while it is of use.
         firsts: of the view's ranks, the first one of each stage, in the order of stages.
-        kept: by shard, what this rank's units of the present step have given to the stages next to it. ``sent``: messages under way.
+        kept: by shard, the messages of this rank's units of the present step. ``sent``: those that are under way.
     """
 
     def __init__(self, stage: int, stages: int) -> None:
@@ -126,7 +126,7 @@ class StageLink:
 
 @dataclass(slots=True)
 class Boundaries:
-    """What crosses the boundaries of one unit: it is kept until the commit, as the rank that it was sent to may be lost.
+    """The messages of one unit. They are kept until the commit, as the rank that they were sent to may be lost.
 
     Attributes:
         outputs: for the next stage; none of the last one. ``weight``: of the shard's loss.
@@ -182,10 +182,10 @@ class Pipeline:
 
         Arguments, samples and errors are those of ``Step.batches``. The first stage takes its input from a batch, the last one its loss.
         """
-        units = step.pipelined(dataset, batch_size, collate_fn, tokens=tokens)
-        while step.pending():
+        units = units_of(step, dataset, batch_size, collate_fn, tokens=tokens)
+        while units.pending():
             if units.leaves or not self._compute(units):
-                step.cut_short()
+                units.cut_short()
                 return
         units.worked()
 
@@ -270,7 +270,7 @@ class Pipeline:
         link, kept = self._link, self._link.kept[shard]
         if link.last:
             units.begin_backward(shard)
-            loss = units.step.backward_of(shard, unit.outputs[0], kept.weight)
+            loss = units.backward_of(shard, unit.outputs[0], kept.weight)
         else:
             gradients = kept.outputs if units.rehearsing else self._came_back(units, shard, kept)
             units.begin_backward(shard, kept.weight)

@@ -119,9 +119,9 @@ class Step:
         loop, recorder = self._loop, self._loop.recorder
         feed = self._feed_of(dataset, batch_size, collate_fn, tokens)
         kept: dict[int, Any] = {}  # batches of shards that are computed twice
-        while pending := self.pending():
+        while pending := self._pending():
             if loop.rank_machine.wanted or self._train.layout.useless or not self._gather(pending):
-                self.cut_short()
+                self._cut_short()
                 return
             lacking = self._gathered.lacking(pending)
             shard = (lacking or pending)[0]
@@ -158,17 +158,11 @@ class Step:
         feed.expect(now + [(self.number + 1, shard) for shard in self._train.duties.next_assigned])
         return feed
 
-    def pipelined(self, dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None, *, tokens: int = 0) -> StepUnits:
-        """This rank's units of the step, for :meth:`actors.rank.mesh.pipe.Pipeline.step`. The rest is as for :meth:`batches`."""
-        loop, feed = self._loop, self._feed_of(dataset, batch_size, collate_fn, tokens)
-        wanted = loop.rank_machine
-        return StepUnits(self, feed, loop.seed, loop.recorder, self._train, lambda: wanted.wanted, rehearsing=loop.rehearsing)
-
-    def cut_short(self) -> None:
+    def _cut_short(self) -> None:
         """This attempt ends before all its shards are computed."""
         self._cut = True
 
-    def pending(self) -> tuple[int, ...]:
+    def _pending(self) -> tuple[int, ...]:
         """The shards that this attempt has yet to compute. When a rank is lost meanwhile, some of its shards are added."""
         assigned = self._train.assigned
         self.shards += tuple(shard for shard in assigned if shard not in self.shards)
@@ -194,7 +188,7 @@ class Step:
             return False
         return True
 
-    def enter(self, shard: int) -> None:
+    def _enter(self, shard: int) -> None:
         """The loop body computes ``shard`` from here on."""
         self.shard = shard
         self._train.contributions.carried.enter(shard)
@@ -206,11 +200,11 @@ class Step:
         seed_shard(self._loop.seed, self.number, shard)
         self._train.begin_look(shard)
         self._gathered.begin(shard, looking=True)
-        self.enter(shard)
+        self._enter(shard)
         begun_us = recorder.now_us()
         with torch.no_grad():
             yield batch
-        self.enter(-1)
+        self._enter(-1)
         self._gathered.end()
         self._gathered.looked_us += recorder.now_us() - begun_us
         self._train.end_look()
@@ -223,10 +217,10 @@ class Step:
         self.losses.pop(shard, None)
         self._train.begin_shard(shard)
         self._gathered.begin(shard, looking=False)
-        self.enter(shard)
+        self._enter(shard)
         with self._loop.flops.shard():
             yield batch
-        self.enter(-1)
+        self._enter(-1)
         self._loop.flops.shard_ends()
         if self._gathered.end():  # the body called step.gather for the first time in this process
             self._train.end_look()
@@ -265,12 +259,12 @@ class Step:
             )
         self._backward(loss, weight)
 
-    def backward_of(self, shard: int, loss: torch.Tensor, weight: float | None) -> float:
+    def _backward_of(self, shard: int, loss: torch.Tensor, weight: float | None) -> float:
         """:meth:`backward` of one shard of a pipeline. Gives the mean loss."""
         self.losses.pop(shard, None)
-        self.enter(shard)
+        self._enter(shard)
         self._backward(loss, weight)
-        self.enter(-1)
+        self._enter(-1)
         weights = self._train.shard_weights
         return self.losses[shard] / (weights.given / weights.unit) if weights.given else self.losses[shard]
 
@@ -396,3 +390,10 @@ class Step:
         for fn in self.behind:
             fn()
         return True
+
+
+def units_of(
+    step: Step, dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None, *, tokens: int = 0
+) -> StepUnits:  # fmt: skip
+    """This rank's units of a step, for :meth:`actors.rank.mesh.pipe.Pipeline.step`. The rest is as for :meth:`Step.batches`."""
+    return StepUnits(step, step._loop, step._train, step._feed_of(dataset, batch_size, collate_fn, tokens))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
@@ -13,42 +13,52 @@ from actors.rank.data.sampling import seed_layer
 from actors.rank.step.train_step import TrainStep
 from actors.rank.telemetry.recorder import Recorder
 from fleet.protocol.pipelining import Turns, Ways
+from fleet.protocol.rank_machine import RankMachine
 from fleet.protocol.records import COMM, COMPUTE, DATA
 
 
+class OwnLoop(Protocol):
+    """The loop of the step. See :class:`actors.rank.step.step.Loop`."""
+
+    seed: int
+    rehearsing: bool
+    recorder: Recorder
+    rank_machine: RankMachine
+
+
 class OwnStep(Protocol):
-    """The step whose units are computed."""
+    """The step whose units are computed. See :class:`actors.rank.step.step.Step`."""
 
     number: int
     losses: dict[int, float]
 
-    def enter(self, shard: int) -> None:
-        """The loop computes ``shard`` from here on; -1: none."""
+    def _pending(self) -> tuple[int, ...]: ...
 
-    def backward_of(self, shard: int, loss: torch.Tensor, weight: float | None) -> float:
-        """The backward of a shard's loss. Gives the mean loss."""
+    def _cut_short(self) -> None: ...
+
+    def _enter(self, shard: int) -> None: ...
+
+    def _backward_of(self, shard: int, loss: torch.Tensor, weight: float | None) -> float: ...
 
 
 class StepUnits:
     """Those of ``step``. :class:`actors.rank.mesh.pipe.Pipeline` computes them.
 
-    Args:
-        wanted: whether the rank is called away.
-
     Attributes:
         rehearsing: the step is computed for practice, by this rank alone.
+        pending: gives the shards of the units that this rank has yet to compute. ``cut_short``: this attempt ends before that.
+        backward_of: the backward of a shard's loss; gives the mean loss.
     """
 
-    def __init__(
-        self, step: OwnStep, feed: Feed, seed: int, recorder: Recorder, train: TrainStep, wanted: Callable[[], bool], *, rehearsing: bool
-    ) -> None:  # fmt: skip
-        self.step, self.rehearsing = step, rehearsing
-        self._feed, self._seed, self._recorder, self._train, self._wanted = feed, seed, recorder, train, wanted
+    def __init__(self, step: OwnStep, loop: OwnLoop, train: TrainStep, feed: Feed) -> None:
+        self._step, self._loop, self._train, self._feed = step, loop, train, feed
+        self.rehearsing, self._recorder = loop.rehearsing, loop.recorder
+        self.pending, self.cut_short, self.backward_of = step._pending, step._cut_short, step._backward_of
 
     @property
     def leaves(self) -> bool:
         """The rank is called away, or what it computes is of no use."""
-        return self._wanted() or bool(self._train.layout.useless)
+        return self._loop.rank_machine.wanted or bool(self._train.layout.useless)
 
     @property
     def _ways(self) -> Ways:
@@ -73,22 +83,22 @@ class StepUnits:
         """The batch of a shard."""
         recorder = self._recorder
         recorder.switch(DATA)
-        found = self._feed.get(self.step.number, shard)
+        found = self._feed.get(self._step.number, shard)
         recorder.switch(COMPUTE)
         return found
 
     def seed(self, shard: int, layer: int) -> None:
         """Layer ``layer`` draws its random numbers for ``shard`` now."""
-        seed_layer(self._seed, self.step.number, shard, layer)
+        seed_layer(self._loop.seed, self._step.number, shard, layer)
 
     @contextlib.contextmanager
     def inside(self, shard: int) -> Iterator[None]:
         """Context of code of the loop for ``shard``, such as ``step.log``."""
-        self.step.enter(shard)
+        self._step._enter(shard)
         try:
             yield
         finally:
-            self.step.enter(-1)
+            self._step._enter(-1)
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -118,6 +128,6 @@ class StepUnits:
 
     def end_backward(self, shard: int, loss: float) -> None:
         """The gradients of this stage's parameters are there. ``loss``: zero where a later stage has it."""
-        self.step.losses[shard] = loss
+        self._step.losses[shard] = loss
         self._train.end_shard(shard, loss)
         self._recorder.shard(-1)

@@ -94,7 +94,7 @@ def run(
     shards: Annotated[int | None, option("shards", section=SIZE)] = None,
     gpus_per_rank: Annotated[float | None, option("per_rank.gpus", "--gpus-per-rank", section=SIZE)] = None,
     optimizer_sharding: Annotated[str | None, option("optimizer_sharding", section=SIZE)] = None,
-    mesh: Annotated[list[str] | None, option("mesh", words="tensor=2: so many ranks compute a shard together.", section=SIZE)] = None,
+    mesh: Annotated[list[str] | None, option("mesh", words="tensor=2 or stage=2: so many ranks divide a model.", section=SIZE)] = None,
     address: Annotated[str, placed(WHERE, help="Join a Ray cluster: auto, or HOST:PORT; empty: start a local one.")] = "",
     detach: Annotated[bool, placed(WHERE, "--detach", help="With --address: begin the run and leave it to the cluster.")] = False,
     storage: Annotated[str | None, option("storage", section=WHERE)] = None,
