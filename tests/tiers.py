@@ -67,6 +67,11 @@ TIERS: dict[str, tuple[str, ...]] = {
         "tests/fault/test_tensor.py::test_a_member_is_killed[before-the-sum-2]",
         "tests/fault/test_tensor.py::test_a_member_is_killed[before-apply-1]",
         "tests/fault/test_tensor.py::test_two_members_are_killed_in_one_step[3-1]",
+        "tests/fault/test_pipeline.py::test_no_number_of_stages_or_replicas_changes_a_bit[4-4]",
+        "tests/fault/test_pipeline.py::test_a_rank_is_killed[between-its-halves-0]",
+        "tests/fault/test_pipeline.py::test_a_rank_is_killed[behind-ready-1]",
+        "tests/fault/test_pipeline.py::test_a_rank_is_killed[gives-again-1]",
+        "tests/fault/test_pipeline.py::test_two_ranks_are_killed_in_one_step[0,3]",
         "tests/fault/test_several_optimizers.py::test_a_kill_changes_no_bit[in_turn-fsdp]",
         "tests/fault/test_several_optimizers.py::test_a_kill_changes_no_bit[in_turn-zero1]",
         "tests/fault/test_sharded_optimizer.py::test_a_storm_changes_no_bit[0]",
@@ -146,6 +151,10 @@ NIGHTLY: dict[str, dict[str, str]] = {
         "tests/fault/test_several_optimizers.py::test_a_run_stops_between_groups_and_goes_on_there":
             "each way to spread a state; that no rank halts within a group is a unit test",
         "tests/fault/test_sharded_optimizer.py::test_a_storm_changes_no_bit": "eleven more storms beside one of each change",
+        "tests/fault/test_pipeline.py::test_no_number_of_stages_or_replicas_changes_a_bit":
+            "stages times replicas, of which each change has one",
+        "tests/fault/test_pipeline.py::test_a_rank_is_killed": "each moment and stage, of which each change has three",
+        "tests/fault/test_pipeline.py::test_two_ranks_are_killed_in_one_step": "pairs of ranks, of which each change has one",
         "tests/fault/test_tensor.py::test_no_number_of_replicas_changes_a_bit": "worlds times ways to divide a model and to spread it",
         "tests/fault/test_tensor.py::test_a_member_is_killed_whose_column_spreads_its_state": "moments times ways to spread a state",
         "tests/fault/test_tensor.py::test_others_go_on_from_what_two_replicas_have_written":
