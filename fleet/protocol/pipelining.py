@@ -17,7 +17,7 @@ from functools import partial
 from typing import NamedTuple
 
 from fleet.protocol.shards import share
-from fleet.protocol.types import View, by_stage
+from fleet.protocol.types import STAGE, Member, View, by_stage
 
 FORWARD_TICKS, BACKWARD_TICKS = 1, 2
 """How long the schedule takes a forward and a backward to be."""
@@ -196,17 +196,24 @@ class Ways:
         return [sorted({*done, *assigned}) for done, assigned in zip(self.stages[stage].done, self.stages[stage].assigned, strict=True)]
 
 
-def ways_of(view: View, held: Sequence[Collection[int]], shards: int, *, idle: bool) -> Ways:
-    """The ways of a step that may have begun before ``view``.
+def ways_of(view: View, member: Member, held: Sequence[Collection[int]], shards: int, *, idle: bool) -> Ways:
+    """The ways of a step that may have begun before ``view``, for ``member`` and the ranks that it exchanges with.
+
+    Where several ranks compute a unit together, these are of each stage the ranks at the same place of their groups.
 
     Args:
-        held: by view rank, the shards whose units it has computed; of a receiver of the state none.
+        held: by view rank, the shards whose units it has computed; of a receiver of the state none. Of ranks that compute together, a unit
+            counts that all have computed.
         idle: ranks that receive their state compute nothing.
     """
+    place = [axis for axis in member.coordinate if axis[0] != STAGE]
     found = []
-    for (ranks,) in (tuple(stage.values()) for stage in by_stage(view.members)):
+    for stage in by_stage(view.members):
+        (ranks,) = (ranks for coordinate, ranks in stage.items() if [axis for axis in coordinate if axis[0] != STAGE] == place)
+        together = list(zip(*stage.values(), strict=True))
         column = view.column_of(view.members[ranks[0]])
-        shares = share([held[rank] for rank in ranks], column.ranges, shards, column.idle if idle else (), column.giver)
+        computed = [frozenset(held[group[0]]).intersection(*(held[rank] for rank in group)) for group in together]
+        shares = share(computed, column.ranges, shards, column.idle if idle else (), column.giver)
         kept = tuple(frozenset(shard for lo, hi in blocks for shard in range(lo, hi)) for blocks in shares.kept)
         found.append(StageShares(ranks, kept, shares.assigned))
     return Ways(found)

@@ -351,9 +351,6 @@ class RunSettings:
                 raise ConfigError(name, getattr(self, name), reason, f"Take {self.group} ranks for each replica, or a smaller axis.")
         if not self.in_columns:
             return
-        if self.staged and (others := [axis for axis in self.mesh if axis != STAGE]):
-            reason = "ranks of one stage cannot divide its layers yet"
-            raise ConfigError(f"mesh.{others[0]}", self.mesh[others[0]], reason, f"Leave {STAGE} or {others[0]} out.")
         if self.staged and self.optimizer_sharding != "none":
             reason = "the ranks of a stage have all of its state"
             raise ConfigError("optimizer_sharding", self.optimizer_sharding, reason, f"Set it to none, or leave {STAGE} out.")

@@ -51,7 +51,7 @@ class SimPipeline:
         if at != self._at:
             self.forget(at)
         self._view, self._group, self._attempt = view, self.rank.group, 0
-        self.ways = ways_of(view, held, self.world.settings.shards, idle=True)
+        self.ways = ways_of(view, self.rank.member, held, self.world.settings.shards, idle=True)
         place = view.column_of(self.rank.member).rank_of(self.rank.member)
         for shard in sorted(self.ways.stages[self.stage].done[place]):
             for half in Half:
@@ -62,7 +62,7 @@ class SimPipeline:
         self.forget(at)
         self._attempt += 1
         if self._view is not None:
-            self.ways = ways_of(self._view, [()] * len(self._view.members), self.world.settings.shards, idle=False)
+            self.ways = ways_of(self._view, self.rank.member, [()] * len(self._view.members), self.world.settings.shards, idle=False)
 
     def forget(self, at: StateId | None = None) -> None:
         """Drop the messages of a step."""

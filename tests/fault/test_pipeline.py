@@ -20,9 +20,10 @@ from tests.support.plain import PlainFleet
 from tests.support.undisturbed import Undisturbed
 
 
-def staged(folder: Path, world: int = 2, stage: int = 2, **changes: Any) -> RunSettings:
+def staged(folder: Path, world: int = 2, stage: int = 2, tensor: int = 0, **changes: Any) -> RunSettings:
     options = {"steps": "10", **changes.pop("options", {})}
-    chosen = {"nodes": 1, "shards": 4, "mesh": {"stage": stage}, "peer_copies": 0, "options": options}
+    mesh = {"stage": stage} | ({"tensor": tensor} if tensor else {})
+    chosen = {"nodes": 1, "shards": 4, "mesh": mesh, "peer_copies": 0, "options": options}
     return settings(folder, world, **{**chosen, **changes})
 
 
@@ -39,6 +40,29 @@ def test_no_number_of_stages_or_replicas_changes_a_bit(world: int, stage: int, t
     survived(outcome, records, digest, truth, other_ratio=0.05)
     (view,) = [one.view for one in of(ViewPublished, records)]
     assert [len(places) for places in columns(view.members).values()] == [world // stage] * stage
+
+
+@pytest.fixture(scope="module")
+def divided(undisturbed: Undisturbed) -> str:
+    """The digest of one tensor group with the whole model."""
+    return undisturbed(lambda folder: staged(folder, 2, 1, 2), stages.train)
+
+
+@pytest.mark.parametrize(("world", "stage"), [(4, 1), (4, 2), (8, 2), (8, 4)])
+def test_stages_of_tensor_groups_change_no_bit(world: int, stage: int, tmp_path: Path, divided: str) -> None:
+    outcome, records, digest = train_through(stages.train, staged(tmp_path, world, stage, 2), tmp_path)
+    survived(outcome, records, digest, divided, other_ratio=0.05)
+    (view,) = [one.view for one in of(ViewPublished, records)]
+    assert [len(places) for places in columns(view.members).values()] == [world // stage // 2] * 2 * stage
+
+
+@pytest.mark.parametrize("victim", [0, 3])
+@pytest.mark.parametrize("name", ["between-its-halves", "a-unit-is-done", "behind-ready"])
+def test_a_rank_of_a_tensor_group_of_a_stage_is_killed(name: str, victim: int, tmp_path: Path, divided: str) -> None:
+    chosen = staged(tmp_path, 8, 2, 2, options={"moment": name, "victim": str(victim)})
+    records = _dies_at(stages.dies_at, chosen, tmp_path, divided)
+    first, second = [one.view for one in of(ViewPublished, records)][:2]
+    assert len(second.members) == len(first.members) - 2, "of one stage a group is broken"
 
 
 def _dies_at(train: Any, chosen: RunSettings, tmp_path: Path, truth: str, back: bool = False) -> list[Any]:

@@ -46,6 +46,20 @@ class Model(nn.Module):
         self.layers = nn.Sequential(Embedding(), Dropped(), Dropped(), Head())
 
 
+def divide(model: Model, mesh: Any) -> None:
+    """The ranks of a tensor group divide the blocks."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    plan: dict[str, Any] = {
+        **{name: ColwiseParallel() for name in ("q", "k", "v", "up")},
+        "out": RowwiseParallel(),
+        "down": RowwiseParallel(),
+    }
+    for block in model.layers:
+        if isinstance(block, Block):
+            parallelize_module(block, mesh, plan)
+
+
 def loss_of(logits: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
 
@@ -61,6 +75,8 @@ def train(run: Any) -> None:
     def loss_fn(logits: torch.Tensor, text: torch.Tensor) -> Any:
         return (loss_of(logits, text), int(text[:, 0].sum()) % 7 + 1) if weighted else loss_of(logits, text)
 
+    if "tensor" in run.config.mesh:
+        divide(model, run.mesh["tensor"])
     pipe = run.pipeline(model.layers, loss_fn, inputs=lambda text: text[:, :-1])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     state = run.track(model=model, optimizer=optimizer, weights=weights)

@@ -110,4 +110,8 @@ def whole(value: Any) -> Any:
         return {key: whole(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
         return type(value)(whole(each) for each in value)
-    return value if not isinstance(value, torch.Tensor) or is_whole(value) else value.full_tensor()  # type: ignore[attr-defined]
+    if not isinstance(value, torch.Tensor) or is_whole(value):
+        return value
+    if value.is_meta:  # another stage has it
+        return torch.empty(value.shape, dtype=value.dtype, device="meta")
+    return value.full_tensor()  # type: ignore[attr-defined]

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from actors.rank.membership.process_group import Group, GroupBroken, Work
+from actors.rank.mesh.parts import waited
 from actors.rank.step.step import Step, units_of
 from actors.rank.step.weights import NONE
 from actors.rank.tags import stage_body, stage_head
@@ -238,7 +239,7 @@ class Pipeline:
             units.end_forward()
             return Open(came, (loss,))
         made = _tensors(found)
-        kept = link.kept[shard] = Boundaries(tuple(one.detach().contiguous() for one in made))
+        kept = link.kept[shard] = Boundaries(tuple(waited(one.detach()).contiguous() for one in made))
         if not units.rehearsing:
             after = units.computing(shard, link.stage + 1)
             if after is not None:

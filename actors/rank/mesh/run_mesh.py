@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -49,22 +50,27 @@ class RunMesh:
 
         if not self._staged:
             raise ConfigError("mesh", dict(self.axes) or "none", "the model has no stages in it", f"Start the run with --mesh {STAGE}=2.")
-        ((axis, place),) = self.coordinate
-        return StageLink(place, self.axes[axis])
+        return StageLink(dict(self.coordinate)[STAGE], self.axes[STAGE])
 
     @functools.cached_property
     def _made(self) -> tuple[TensorGroup, DeviceMesh]:
         from actors.rank.mesh.torch_group import mesh_of
 
-        ((axis, place),) = self.coordinate
-        if axis == STAGE:
+        axis = next((axis for axis in self.axes if axis != STAGE), None)
+        if axis is None:
             reason = "its ranks have layers one after the other, and no part of a layer"
-            raise ConfigError("mesh", f"{axis}={self.axes[axis]}", reason, "Give the layers to run.pipeline.")
-        return mesh_of(place, self.axes[axis], self._device_of(), axis)
+            raise ConfigError("mesh", dict(self.axes), reason, "Give the layers to run.pipeline.")
+        return mesh_of(dict(self.coordinate)[axis], self.axes[axis], self._device_of(), axis)
 
     @property
-    def _together(self) -> TensorGroup | StageLink:
-        return self.link if self._staged else self._made[0]
+    def _divided(self) -> TensorGroup | None:
+        """The ranks with which this one computes each unit, if there are any."""
+        return self._made[0] if math.prod(size for axis, size in self.axes.items() if axis != STAGE) > 1 else None
+
+    @property
+    def _lost(self) -> str:
+        """Why what this rank got from the ranks with which it computes is of no use."""
+        return (self.link.lost if self._staged else "") or (self._divided.lost if self._divided is not None else "")
 
     @property
     def device_mesh(self) -> DeviceMesh:
@@ -113,7 +119,7 @@ class RunMesh:
         group, _ = self._made
         if parameter.device_mesh.get_group(0) is not group:
             raise ConfigError("model", name, f"it is divided over another mesh than run.mesh: {parameter.device_mesh}", way_out)
-        axis, size = next(iter(self.axes.items()))
+        axis, size = next((axis, size) for axis, size in self.axes.items() if axis != STAGE)
         for placement in parameter.placements:
             if placement.is_shard() and parameter.shape[placement.dim] % size:
                 reason = f"its dimension {placement.dim} has {parameter.shape[placement.dim]} elements, which {size} ranks do not divide"
@@ -124,7 +130,7 @@ class RunMesh:
         if not self.divides:
             return evaluate
         found = evaluate()
-        return None if self._together.lost else lambda: found
+        return None if self._lost else lambda: found
 
     def whole(self, state: Callable[[], Mapping[str, Any]], *, over: bool) -> Callable[[], Mapping[str, Any]] | None:
         """Gives ``state`` with whole tensors: the ranks of a group call it together.
@@ -135,8 +141,10 @@ class RunMesh:
         from actors.rank.mesh.parts import whole
         from actors.rank.mesh.stages import of_all_stages
 
-        found: Mapping[str, Any] = of_all_stages(self.link, dict(state())) if self._staged else whole(dict(state()))
-        if not self._together.lost:
+        found: Mapping[str, Any] = whole(dict(state()))
+        if self._staged:
+            found = of_all_stages(self.link, found)
+        if not self._lost:
             return lambda: found
         if over:
             way_out = "fleet checkpoint export writes it from the last checkpoint."
@@ -149,7 +157,7 @@ class RunMesh:
         from actors.rank.mesh.stages import StageLayout
 
         if self._staged:
-            return StageLayout(given, self.link, self.coordinate)
+            return StageLayout(given, self.link, self._divided, self.coordinate)
         return IN_COLUMNS[given.settings.optimizer_sharding](given, self._made[0], self.coordinate)
 
     def meeting(self, train: TrainStep, advance: Callable[[], Any]) -> Meeting:

@@ -19,13 +19,15 @@ from actors.rank.membership.process_group import GroupBroken
 from actors.rank.membership.view_groups import ViewGroups
 from actors.rank.mesh import collectives
 from actors.rank.mesh.layout import ColumnLayout
+from actors.rank.mesh.parts import whole
 from actors.rank.mesh.pipe import StageLink
+from actors.rank.mesh.torch_group import TensorGroup
 from actors.rank.step.clipping import block_norms
 from actors.rank.step.layout import LayoutInputs, OwnWord, all_finite
 from actors.rank.tags import Tag
 from fleet.errors import ConfigError
 from fleet.protocol.pipelining import Ways
-from fleet.protocol.types import Coordinate, View, by_stage
+from fleet.protocol.types import STAGE, Coordinate, View, columns
 
 DIGEST_BYTES = hashlib.sha256().digest_size
 
@@ -33,10 +35,12 @@ DIGEST_BYTES = hashlib.sha256().digest_size
 class StageLayout(ColumnLayout):
     """Each rank has its stage's state whole: the ranks of a column are replicas of each other."""
 
-    def __init__(self, given: LayoutInputs, link: StageLink, coordinate: Coordinate) -> None:
-        self._link = link
-        super().__init__(given, link, coordinate)
-        self._layers = len(given.state.layers)
+    def __init__(self, given: LayoutInputs, link: StageLink, divided: TensorGroup | None, coordinate: Coordinate) -> None:
+        """``divided``: the ranks with which this one computes each unit, if there are any."""
+        self._link, self._divided = link, divided
+        super().__init__(given, divided or link, coordinate)
+        self._layers, self._leads = len(given.state.layers), not any(place for axis, place in coordinate if axis != STAGE)
+        given.state.leads = self._leads
         self._check(given)
 
     def _check(self, given: LayoutInputs) -> None:
@@ -64,8 +68,22 @@ class StageLayout(ColumnLayout):
                 raise ConfigError("pipeline", f"{name}: {type(optimizer).__name__}", reason, "Take AdamW or SGD, without fused.") from error
 
     def meet(self, groups: ViewGroups, view: View) -> None:
-        super().meet(groups._replace(together=groups.whole), view)
-        self._link.firsts = [min(place for places in stage.values() for place in places) for stage in by_stage(view.members)]
+        super().meet(groups, view)
+        self._link.meet(groups.whole)
+        self._link.firsts = [ranks[0] for _, ranks in sorted(columns(view.members).items())]
+
+    def part(self) -> None:
+        super().part()
+        self._link.meet(None)
+
+    @property
+    def useless(self) -> str:
+        return self._link.lost or super().useless
+
+    def _check_group(self) -> None:
+        super()._check_group()
+        if self._link.lost:
+            raise GroupBroken(self._link.lost, self.group.generation)
 
     def assigned(self, ways: Ways | None, place: int) -> None:
         assert ways is not None, "a view without stages"
@@ -81,17 +99,21 @@ class StageLayout(ColumnLayout):
         """This rank's judgement of its sums, with the square of the norm of each layer: zero for those of other stages."""
         flats, layout = self.gradients.mean.flats, self.gradients.layout
         parts = {flat: flats[flat][: layout.extents[flat]] for flat in layout.flats_of(self.given.update.taken)}
-        squares = torch.zeros(self._layers, dtype=torch.float64, device="cpu")
+        squares = torch.zeros(2, self._layers, dtype=torch.float64, device="cpu")  # of divided parameters, and of others
         for flat, part in parts.items():
-            squares[layout.units[flat] - 1] += float((block_norms(part) ** 2).sum())
+            if flat in layout.divided or self._leads:
+                squares[int(flat not in layout.divided), layout.units[flat] - 1] += float((block_norms(part) ** 2).sum())
+        squares = squares.flatten()
         rest = [flat[extent:] for flat, extent in zip(flats, layout.extents, strict=True)]
         finite = (math.isfinite(float(squares.sum())) or all_finite(list(parts.values()))) and all_finite(rest)
         return OwnWord(finite, norms=squares)
 
     def agree(self, norms: torch.Tensor) -> tuple[float, float]:
-        total = 0.0
-        for layer in norms[self._link.firsts].sum(0).tolist():  # each has one column that is not zero
-            total += layer
+        total, rows = 0.0, norms[self._link.firsts].tolist()
+        for layer in range(self._layers):  # one stage has it, and each of its columns another part
+            for number in (layer + self._layers, layer):
+                for row in rows:
+                    total += row[number]
         norm, clipped = math.sqrt(total), next(self.given.update.clipped, None)
         return norm, 1.0 if clipped is None else min(1.0, clipped.norm / (norm + 1e-6))
 
@@ -112,7 +134,9 @@ class StageLayout(ColumnLayout):
 
     def digest(self, step: int) -> str:
         state = self.given.state
-        tensors = state.in_order()
+        found = {name: whole(tracked.state_dict()) for name, tracked in state.objects.items()}
+        self._check_group()
+        tensors = state.in_order(found)
         mine = torch.zeros(len(tensors), 1 + DIGEST_BYTES, dtype=torch.uint8, device="cpu")
         for row, tensor in zip(mine, tensors, strict=True):
             if not tensor.is_meta:
@@ -120,7 +144,7 @@ class StageLayout(ColumnLayout):
                 row[1:] = torch.frombuffer(bytearray(state.fingerprint(tensor)), dtype=torch.uint8)
         rows = [row.tolist() for row in self._of_stages(mine)]
         known = [next((bytes(one[1:]) for one in of_one if one[0]), b"") for of_one in zip(*rows, strict=True)]
-        return state.digest(step, known=known)
+        return state.digest(step, found, known=known)
 
     def _of_stages(self, mine: torch.Tensor) -> list[torch.Tensor]:
         """The tensors that the first rank of each stage has. All ranks get them. Raises GroupBroken."""

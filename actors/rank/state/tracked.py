@@ -75,6 +75,7 @@ class TrackedState:
         mark: takes the marks of a state that is loaded.
         free: called between shards, and before the state changes: frees parameters that modules hold for one shard.
         layers: of a model whose ranks have layers one after the other. ``elsewhere``: ids of the tensors of the others.
+        leads: of the ranks that compute a unit together, this one writes the tensors that all of them have.
     """
 
     def __init__(self, **objects: Any) -> None:
@@ -96,6 +97,7 @@ class TrackedState:
         self.free: Callable[[], object] = lambda: None
         self.layers: Sequence[nn.Module] = ()
         self.elsewhere: frozenset[int] = frozenset()
+        self.leads = True
         self._seen: dict[int, _Seen] = {}
         self._skeletons = Skeletons()
         self.flat()  # refuses a state that cannot be written now, not after a rank is lost
@@ -144,6 +146,8 @@ class TrackedState:
     @property
     def _alone(self) -> frozenset[int]:
         """Ids of the tensors of this rank's layers, which no other stage has."""
+        if not self.leads:
+            return frozenset()
         own = [one for layer in self.layers for one in (*layer.parameters(), *layer.buffers()) if id(one) not in self.elsewhere]
         held = ((one, optimizer.state.get(one, {})) for optimizer in self.optimizers.values() for one in own)
         moments = [value for one, state in held for key, value in state.items() if _is_cut(key, value, one)]
@@ -207,11 +211,11 @@ class TrackedState:
         dicts of objects whose own state dict lacks parts. ``known``: the :meth:`fingerprint` of each tensor of :meth:`in_order`, where this
         rank lacks some.
         """
-        parts = self.digest_parts(whole) if known is None else self._digest_of(iter(known))
+        parts = self.digest_parts(whole) if known is None else self._digest_of(dict(whole or {}), iter(known))
         return hashlib.sha256(repr(sorted({**parts, "cursor": step}.items())).encode()).hexdigest()
 
-    def in_order(self) -> list[torch.Tensor]:
-        """All tensors, in an order that does not depend on the order in which they were made."""
+    def in_order(self, states: Mapping[str, Any]) -> list[torch.Tensor]:
+        """All tensors of all objects' ``states``, in an order that does not depend on the order in which they were made."""
         found: list[torch.Tensor] = []
 
         def note(tensor: torch.Tensor) -> bytes:
@@ -219,7 +223,7 @@ class TrackedState:
             return b""
 
         for name in sorted(self.objects):
-            _update(hashlib.sha256(), self.objects[name].state_dict(), note)
+            _update(hashlib.sha256(), states[name], note)
         return found
 
     @staticmethod
@@ -227,8 +231,8 @@ class TrackedState:
         """SHA-256 of its values."""
         return hashlib.sha256(_values(tensor)).digest()
 
-    def _digest_of(self, known: Iterator[bytes]) -> dict[str, str]:
-        parts = {name: _digest(self.objects[name].state_dict(), lambda _: next(known)) for name in sorted(self.objects)}
+    def _digest_of(self, states: Mapping[str, Any], known: Iterator[bytes]) -> dict[str, str]:
+        parts = {name: _digest(states[name], lambda _: next(known)) for name in sorted(self.objects)}
         return {**parts, "rng": self._rng_digest}
 
     @property
@@ -315,7 +319,7 @@ class _Tensors:
 def _see(tensor: torch.Tensor, mine: torch.Tensor, *, lacking: bool, alone: bool) -> _Seen:
     if lacking:
         return _Seen(tensor, 0, torch.empty(0, dtype=tensor.dtype, device="cpu"), id(tensor), None)
-    detached, place = mine.detach(), InWhole((0,) * mine.dim(), tuple(mine.shape)) if alone else in_whole(tensor)
+    detached, place = mine.detach(), in_whole(tensor) or (InWhole((0,) * mine.dim(), tuple(mine.shape)) if alone else None)
     key = (mine.data_ptr(), mine.dtype, mine.shape, mine.stride(), mine.device) if mine.data_ptr() else id(tensor)
     return _Seen(tensor, mine.data_ptr(), detached, key, place)
 

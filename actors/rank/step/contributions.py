@@ -178,7 +178,7 @@ class Contributions:
         self.gathered.join([received[place][1] for place in self._at.places], idle)
         if self._at.staged is not None:
             held_by = [() if rank in receivers else each[0] for rank, each in enumerate(received)]
-            self.ways = ways_of(self._at.staged, held_by, self._shards, idle=True)
+            self.ways = ways_of(self._at.staged, self._at.staged.members[group.rank], held_by, self._shards, idle=True)
         everywhere = frozenset.intersection(*(received[rank][2] for rank in (group.rank, *givers)))
         return [everywhere.intersection(*(received[place][0] for place in together)) for together in self._at.together]
 
@@ -193,7 +193,7 @@ class Contributions:
         if (view := self._at.staged) is None:
             return
         if self._whole is None or self._whole[0] is not view:
-            self._whole = view, ways_of(view, [()] * self.whole.size, self._shards, idle=False)
+            self._whole = view, ways_of(view, view.members[self.whole.rank], [()] * self.whole.size, self._shards, idle=False)
         self.ways = self._whole[1]
 
     def _share(self, shares: Shares) -> None:
