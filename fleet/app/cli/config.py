@@ -106,7 +106,8 @@ def flags(values: Mapping[str, Any]) -> dict[str, Any]:
     found = {key: values[name] for name, key in FLAGS.items() if values[name] is not None}
     found |= {key: tuple(values[name]) for name, key in LISTS.items() if values[name]}
     if values["mesh"]:
-        found["mesh"] = {axis: _ranks(axis, size) for axis, size in pairs_of(values["mesh"], "--mesh").items()}
+        axes = [axis for given in values["mesh"] for axis in given.split(",")]
+        found["mesh"] = {axis: _ranks(axis, size) for axis, size in pairs_of(axes, "--mesh").items()}
     if values["set_"]:
         found["options"] = pairs_of(values["set_"], "--set")
     if values["checkpoint"] is not None:
