@@ -12,7 +12,7 @@ from actors.rank.data.feeds import Feed
 from actors.rank.data.sampling import seed_layer
 from actors.rank.step.train_step import TrainStep
 from actors.rank.telemetry.recorder import Recorder
-from fleet.protocol.pipelining import Turns, Ways
+from fleet.protocol.pipelining import StageShares, Turns, Ways
 from fleet.protocol.rank_machine import RankMachine
 from fleet.protocol.records import COMM, COMPUTE, DATA
 
@@ -62,9 +62,9 @@ class StepUnits:
 
     @property
     def _ways(self) -> Ways:
-        ways = self._train.contributions.ways
-        assert ways is not None, "the view has no stages"
-        return ways
+        """Without a view, as where a script is tried, this rank has all layers."""
+        contributions = self._train.contributions
+        return contributions.ways or Ways([StageShares((0,), (frozenset(),), (contributions.assigned,))])
 
     def turns(self, stage: int) -> Turns:
         """The units that this rank computes, in order."""
