@@ -187,7 +187,8 @@ class Trying(Run):
         """See :class:`Run`. Code after the loop does not run."""
         self._loop.total, self._loop.flops = total, FlopCount(1.0)
         make = functools.partial(TrialLayout, book=self._book, kept=self.kept)
-        train = self._train_step = TrainStep(state, self._settings, self._loop.recorder, clip_norm, layout=make)
+        settings = dataclasses.replace(self._settings, mesh={})  # this rank has all of the model, and votes alone
+        train = self._train_step = TrainStep(state, settings, self._loop.recorder, clip_norm, layout=make)
         view = View(1, (Member(0, 0),), ((0, self.shards),), 0, (), StateId(0, 0), "")
         train.join(Group(1, 0, 1, train.device), view.column_of(Member(0, 0)), 0, StateId(0, 0), False)
         train.contributions.gathered.times = self._plan.share
