@@ -173,7 +173,8 @@ class View:
         members, ranges = tuple(self.members[rank] for rank in ranks), tuple(self.ranges[rank] for rank in ranks)
         receiving = frozenset(self.receivers)
         receivers = tuple(place for place, rank in enumerate(ranks) if rank in receiving)
-        together = [group for group in groups(self.members) if not set(ranks).isdisjoint(group)]
+        mine = frozenset(ranks)
+        together = [group for group in groups(self.members) if not mine.isdisjoint(group)]
         waiting = tuple(place for place, group in enumerate(together) if not receiving.isdisjoint(group))
         donor = min(range(len(ranks)), key=lambda place: (ranks[place] != self.donor, ranks[place] in receiving))
         return Column(self.generation, members, ranges, donor, receivers, waiting)

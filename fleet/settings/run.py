@@ -323,6 +323,7 @@ class RunSettings:
                 "shards", self.shards, f"fewer batch shards than {ranks}: some ranks would have nothing to compute",
                 "Set --shards to a multiple of the largest world you want, and the global batch to a multiple of --shards.",
             )  # fmt: skip
+        self._check_stages()
         self._check_groups()
         if self.min_ranks > self.world:
             raise ConfigError("min_ranks", self.min_ranks, f"more than the world of {self.world} ranks: the run could never start")
@@ -362,6 +363,14 @@ class RunSettings:
         if self.verify.compute:
             reason = f"{together}, and no rank can compute a shard of another group again by itself"
             raise ConfigError("verify.compute", self.verify.compute, reason, "Set it to 0.")
+
+    def _check_stages(self) -> None:
+        stages, replicas = self.mesh.get(STAGE, 1), self.world // self.group
+        each = self.shards / replicas
+        if each < stages:
+            waits = (stages - 1) / (each + stages - 1)
+            reason = f"{each:g} for each replica, fewer than its {stages} stages: ranks would wait in {waits:.0%} of each step"
+            raise ConfigError("shards", self.shards, reason, f"Set --shards to {stages * replicas} or more.")
 
     def _check_groups(self) -> None:
         for name in ("world", "max_world"):

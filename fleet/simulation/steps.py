@@ -245,11 +245,11 @@ class SimStep:
         received: dict[Member, Any] = (yield group.received(self.rank.member, givers)) if givers else {}
         known = [one for _, one in (*received.values(), ((), there)) if one is not None]
         everywhere = frozenset(range(self.duties.shards)).intersection(*known)
-        mine = columns(view.members)[self.rank.member.coordinate]
+        mine = frozenset(columns(view.members)[self.rank.member.coordinate])
         contributed = [
             everywhere.intersection(*(received.get(view.members[each], ((), None))[0] for each in together))
             for together in groups(view.members)
-            if not set(mine).isdisjoint(together)
+            if not mine.isdisjoint(together)
         ]
         self._met.shards, self._met.generation, self._met.lost = 0, view.generation, ""
         if self._met.pipeline is not None:

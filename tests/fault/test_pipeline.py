@@ -23,7 +23,7 @@ from tests.support.undisturbed import Undisturbed
 def staged(folder: Path, world: int = 2, stage: int = 2, tensor: int = 0, **changes: Any) -> RunSettings:
     options = {"steps": "10", **changes.pop("options", {})}
     mesh = {"stage": stage} | ({"tensor": tensor} if tensor else {})
-    chosen = {"nodes": 1, "shards": 4, "mesh": mesh, "peer_copies": 0, "options": options}
+    chosen = {"nodes": 1, "shards": 8, "mesh": mesh, "peer_copies": 0, "options": options}
     return settings(folder, world, **{**chosen, **changes})
 
 
@@ -93,7 +93,7 @@ def test_a_lost_rank_costs_its_units_alone(victim: int, tmp_path: Path, truth: s
     lines = [line.split() for path in (tmp_path / "flags").glob("units-*") for line in path.read_text().splitlines()]
     computed = Counter((int(at), int(shard)) for step, at, shard in lines if int(step) == second.state.step)
     again = {(stage, shard) for shard in range(*first.ranges[lost])}
-    assert computed == Counter({(at, shard): 1 + ((at, shard) in again) for at in range(2) for shard in range(4)})
+    assert computed == Counter({(at, shard): 1 + ((at, shard) in again) for at in range(2) for shard in range(8)})
 
 
 @pytest.mark.parametrize("victims", ["0,1", "0,2", "0,3", "1,3"])

@@ -68,7 +68,7 @@ def stages_plan(seed: int) -> Plan:
     plan = mesh_plan(seed)
     ((_, size),) = plan.settings.mesh.items()
     rng = stream(seed, "stages plan")
-    settings = replace(plan.settings, mesh={"stage": size}, optimizer_sharding="none", shards=rng.choice((8, 8, 12)))
+    settings = replace(plan.settings, mesh={"stage": size}, optimizer_sharding="none", shards=rng.choice((12, 12, 16)))
     troubles = [replace(each, point="backward") if each.point == "collective" else each for each in plan.troubles]
     return replace(plan, settings=settings, troubles=tuple(troubles))
 

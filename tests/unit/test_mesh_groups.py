@@ -241,6 +241,8 @@ def test_the_process_behind_a_lost_one_gets_its_coordinate_and_a_spare_that_was_
         ("mesh.rows", {"mesh": {"rows": 2}}),
         ("mesh.tensor", {"mesh": {"tensor": 0}}),
         ("world", {"mesh": {"tensor": 3}}),
+        ("shards", {"mesh": {"stage": 4}, "shards": 3}),
+        ("optimizer_sharding", {"mesh": {"stage": 2}, "optimizer_sharding": "zero1"}),
         ("replica_size", {"replica_size": 2}),
         ("reduction", {"reduction": "native"}),
         ("verify.compute", {"verify": VerifySettings(compute=0.1)}),

@@ -43,7 +43,7 @@ class StageLink:
     Attributes:
         stage, stages: this rank's, and how many there are.
         lost: why what this rank computes since :meth:`meet` is of no use; empty while it is of use.
-        firsts: of the view's ranks, the first one of each stage, in the order of stages.
+        firsts: of the view's ranks, the first one of each column, in the order of coordinates.
         kept: by shard, the messages of this rank's units of the present step. ``sent``: those that are under way.
     """
 
@@ -169,6 +169,7 @@ class Pipeline:
         self._layers, self._loss_fn, self._inputs, self._link = list(layers), loss_fn, inputs, link
         ends = [*begins[1:], len(layers)]
         self.span = range(begins[link.stage], ends[link.stage])
+        _check_tied(layers, [range(*span) for span in zip(begins, ends, strict=True)])
         for number, layer in enumerate(self._layers):
             if number not in self.span:
                 layer.to("meta")
@@ -240,10 +241,8 @@ class Pipeline:
             return Open(came, (loss,))
         made = _tensors(found)
         kept = link.kept[shard] = Boundaries(tuple(waited(one.detach()).contiguous() for one in made))
-        if not units.rehearsing:
-            after = units.computing(shard, link.stage + 1)
-            if after is not None:
-                link.send(shard, kept.outputs, after)
+        if not units.rehearsing and (after := units.computing(shard, link.stage + 1)) is not None:
+            link.send(shard, kept.outputs, after)
         units.end_forward()
         return Open(came, made)
 
@@ -322,6 +321,19 @@ def _room_of(head: Sequence[int]) -> Tensors:
 def _with_weight(found: Any) -> tuple[torch.Tensor, float | None]:
     loss, weight = found if isinstance(found, tuple) else (found, None)
     return loss, None if weight is None else float(weight)
+
+
+def _check_tied(layers: Sequence[nn.Module], spans: Sequence[range]) -> None:
+    """Raises ConfigError: layers of two stages have one parameter."""
+    stages, names = dict[int, int](), dict[int, str]()
+    for stage, span in enumerate(spans):
+        for number in span:
+            for name, one in layers[number].named_parameters():
+                if stages.setdefault(id(one), stage) != stage:
+                    reason = f"it is {names[id(one)]}, which another stage has: each stage would train its own"
+                    way_out = "Give both layers to one stage (begins=), or a parameter each."
+                    raise ConfigError("pipeline", f"layer {number}: {name}", reason, way_out)
+                names.setdefault(id(one), f"layer {number}: {name}")
 
 
 def begins_of(layers: int, stages: int) -> list[int]:

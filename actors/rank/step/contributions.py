@@ -103,7 +103,8 @@ class Contributions:
         else:
             members, whole = view.view.members, view.groups.whole
             places = columns(members)[members[whole.rank].coordinate]
-            together = [group for group in groups(members) if not set(places).isdisjoint(group)]
+            mine = frozenset(places)
+            together = [group for group in groups(members) if not mine.isdisjoint(group)]
             staged = view.view if STAGE in dict(members[0].coordinate) else None
             self._at = _Places(whole, places, frozenset(view.view.receivers), together, staged)
         self.log.begin_view()
