@@ -14,6 +14,7 @@ from fleet.protocol.chunks import LATEST_S, Chunk, Readiness, StateCut, Turn, ca
 from fleet.protocol.types import Column, StateId
 from fleet.simulation.clockwork import Steps
 from fleet.simulation.groups import Broken
+from fleet.simulation.model import SPOILED, gradient
 from fleet.simulation.ranks import SimLayout
 
 HOP_S = (0.0002, 0.002)
@@ -24,13 +25,21 @@ LOOK_S = 0.05
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SentGradient:
-    """The gradient ``value`` of ``shard``, on its way from ``sender``."""
+    """The gradient ``value`` of ``shard``, on its way from ``sender``. In one chunk ``value`` may not be finite. The others
+    have the ``right`` one.
+    """
 
     sender: SimContributions
     state: StateId
     turn: Turn
     shard: int
     value: int
+    right: int
+
+    def of(self, chunk: Chunk) -> int:
+        """Its part of ``chunk``."""
+        size, index = chunk
+        return self.right if self.value == SPOILED and self.shard % size != index else self.value
 
 
 class SimContributions:
@@ -98,12 +107,13 @@ class SimContributions:
 
     # ---- a rank that sends ---------------------------------------------------------------------------------------------------------------
 
-    def send(self, peers: Sequence[SimContributions], shard: int, value: int) -> None:
-        """Send the gradient of a shard to all ranks that add up some chunk of it. ``peers``: by rank of the column."""
+    def send(self, peers: Sequence[SimContributions], shard: int, value: int, right: int) -> None:
+        """Send the gradient of a shard to all ranks that add up some chunk of it. ``peers``: by rank of the column. ``right``: see
+        :class:`SentGradient`."""
         state = self.layout.kept.at
         assert state is not None
         for adder in sorted({adder for keepers in self.adders.cut.keepers for adder in self.adders.of(keepers)}):
-            sent, peer = SentGradient(self, state, self.adders.turn, shard, value), peers[adder]
+            sent, peer = SentGradient(self, state, self.adders.turn, shard, value, right), peers[adder]
             if peer is self:
                 self._add(sent)
             else:
@@ -161,8 +171,8 @@ class SimContributions:
                 self._answer(contribution, f"{self.rank} is at another step")
 
     def _add(self, contribution: SentGradient) -> None:
-        for sums in self.sums.values():
-            sums.setdefault(contribution.shard, contribution.value)
+        for chunk, sums in self.sums.items():
+            sums.setdefault(contribution.shard, contribution.of(chunk))
 
     def look_again(self) -> None:
         early, self._early = self._early, []
@@ -184,4 +194,8 @@ class SimContributions:
         """All contributions to the step, as this rank has added them up. ``merged``: those of the ranks that report the shards."""
         for chunk in self._owned:
             self.rank.world.watch.summed(self.rank, chunk, self.sums[chunk], merged)
-        return dict(self.sums[self._owned[0]]) if self._owned else dict(merged)
+        if not self._owned:  # it takes the step if the owners have all of it, as they may from an earlier computation of the shard
+            kept = self.layout.kept
+            return {shard: gradient(kept.value, kept.at.step, shard) if value == SPOILED else value for shard, value in merged.items()}
+        spoiled = {shard for chunk in self._owned for shard, value in self.sums[chunk].items() if value == SPOILED}
+        return {**self.sums[self._owned[0]], **dict.fromkeys(spoiled, SPOILED)}

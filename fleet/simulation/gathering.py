@@ -176,8 +176,8 @@ class SimFsdpLayout(SimLayout):
         if missed:
             raise Broken(missed)
 
-    def contribute(self, shard: int, value: int) -> None:
-        self.contributions.send([server.contributions for server in self._servers], shard, value)
+    def contribute(self, shard: int, value: int, right: int) -> None:
+        self.contributions.send([server.contributions for server in self._servers], shard, value, right)
 
     def flush(self) -> Steps:
         missed, self.useless = self.useless, ""

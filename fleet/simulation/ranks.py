@@ -123,8 +123,8 @@ class SimLayout:
         """The rank leaves its view."""
         yield from ()
 
-    def contribute(self, shard: int, value: int) -> None:
-        """The gradient of a shard leaves this rank, if others add it up."""
+    def contribute(self, shard: int, value: int, right: int) -> None:
+        """The gradient of a shard leaves this rank, if others add it up. ``right``: the same where it is finite."""
 
     def summed(self, merged: Mapping[int, int]) -> dict[int, int]:
         """The contributions by shard as this rank has them, from those that the ranks have reported."""

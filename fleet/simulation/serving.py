@@ -19,6 +19,8 @@ from fleet.simulation.ranks import SimRank
 from fleet.simulation.sharded import LENGTH, SLICES
 from fleet.simulation.stage import Stage
 
+AT_ONCE = frozenset({"kill", "raise", "lose_node", "join", "coordinator"})
+"""Kinds of trouble behind which no rank stands still for long."""
 LATELY_S = 12.0
 """Seconds. A keeper that stood still, or could not be reached, within so long may have been asked at that time."""
 
@@ -233,10 +235,6 @@ class Together(InvariantChecker):
         )
 
 
-STANDING = ("freeze", "hang", "cut", "one_way", "flap", "isolate_rank", "partition", "busy", "slow", "slow_link")
-"""Kinds of trouble behind which a rank may stand still for long."""
-
-
 class EachUnit(InvariantChecker):
     """6, where the model is cut into stages: in one attempt at a step no two ranks compute a unit. No rank waits for one for ever."""
 
@@ -245,7 +243,7 @@ class EachUnit(InvariantChecker):
     def __init__(self, world: Stage) -> None:
         super().__init__(world)
         self._by: dict[Any, SimRank] = {}
-        self._stands = any(trouble.kind in STANDING or trouble.kind.startswith("store") for trouble in world.plan.troubles)
+        self._stands = any(trouble.kind not in AT_ONCE for trouble in world.plan.troubles)
 
     def unit(self, rank: SimRank, view: View, attempt: Any, stage: int, shard: int) -> None:
         """``rank`` has computed its unit of ``shard``. ``attempt``: (state, number of the attempt in ``view``)."""

@@ -298,9 +298,10 @@ class SimStep:
             weights = yield from self.layout.parameters()
             if weights is None or not (yield from self._together(move.step, shard)):
                 break
-            self.layout.held[shard] = SPOILED if rank.spoils else gradient(weights, move.step, shard)
+            right = gradient(weights, move.step, shard)
+            self.layout.held[shard] = SPOILED if rank.spoils else right
             rank.spoils = False
-            self.layout.contribute(shard, self.layout.held[shard])
+            self.layout.contribute(shard, self.layout.held[shard], right)
             if number == middle:
                 began_s = self.world.clock.now_s
                 took_s = rank.rng.uniform(*plan.jitter) * plan.shard_s * len(assigned) * rank.pace.own

@@ -99,7 +99,7 @@ def dropped_weight(patch: Patch) -> None:
 
 def zeros_for_none(patch: Patch) -> None:
     """A parameter that no shard has used has a gradient, of zeros."""
-    patch.setattr(GradientBuffers, "keep_present", lambda self, present: setattr(self.mean, "present", present))
+    patch.setattr(GradientBuffers, "keep_present", lambda self, present, elsewhere: setattr(self.mean, "present", present))
 
 
 def lost_buffers(patch: Patch) -> None:
