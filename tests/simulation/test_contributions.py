@@ -30,12 +30,12 @@ def computed(patch: Patch, seed: int, copies: int, point: str = "compute", **cha
     found, of_others = Counter[int](), Counter[int]()
     right = SimFsdpLayout.contribute
 
-    def contribute(self: SimFsdpLayout, shard: int, value: int) -> None:
+    def contribute(self: SimFsdpLayout, shard: int, value: int, right_one: int) -> None:
         at = self.kept.at
         if at is not None and at.step == STEP:
             found[shard] += 1
             of_others[shard] += self.rank.protocol.slot != 1
-        right(self, shard, value)
+        right(self, shard, value, right_one)
 
     settings = dataclasses.replace(small(4, nodes=4), optimizer_sharding="fsdp", optimizer_copies=copies, shards=4 * EACH)
     plan = Plan(seed=seed, settings=settings, steps=8, capacity=4, save_every_s=0.3, **changes)
