@@ -130,7 +130,7 @@ def counted(run: Any) -> None:
     def forward(self: Pipeline, units: Any, shard: int) -> Any:
         if not units.rehearsing:
             with (Path(run.options["flags"]) / f"units-{run.slot}").open("a") as file:
-                file.write(f"{units.step.number} {self._link.stage} {shard}\n")
+                file.write(f"{units._step.number} {self._link.stage} {shard}\n")
         return right(self, units, shard)
 
     Pipeline._forward = forward  # type: ignore[method-assign]
