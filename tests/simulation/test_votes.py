@@ -111,7 +111,7 @@ def what_is_rejected_is_taken(patch: Patch) -> None:
 SPREAD = ("zero1", "fsdp")
 MUTATIONS: dict[Callable[[Patch], None], tuple[Sequence[str], Trouble, tuple[str, ...]]] = {
     one_word_is_enough: (SPREAD, OVERFLOW, ("identical",)),
-    own_word_is_enough: (SPREAD, OVERFLOW, ("identical", "two-phase")),
+    own_word_is_enough: (SPREAD, OVERFLOW, ("identical", "two-phase", "gathers")),
     nobody_is_asked: (SPREAD, Trouble(kind="kill", point="ready", step=STEP), ("two-phase", "a rollback")),
     who_was_ready_gives_up_its_sums: (SPREAD, Trouble(kind="kill", point="decided", step=STEP), ("two-phase", "a rollback")),
     who_is_ready_steps_where_nobody_has: (SPREAD, Trouble(kind="kill", point="ready", step=STEP), ("two-phase",)),
