@@ -85,12 +85,12 @@ def test_a_rank_is_killed(name: str, victim: int, tmp_path: Path, truth: str) ->
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_lost_rank_costs_its_units_alone(victim: int, tmp_path: Path, truth: str) -> None:
     """Its sibling computes them in the same step. The other stage computes nothing again, and gives again what it had given."""
-    chosen = staged(tmp_path, 4, options={"moment": "before-the-sum", "victim": str(victim)})
+    chosen = staged(tmp_path, 4, options={"victim": str(victim)})
     records = _dies_at(stages.counted, chosen, tmp_path, truth)
     first, second = [one.view for one in of(ViewPublished, records)][:2]
     (lost,) = [place for place, member in enumerate(first.members) if member not in second.members]
     stage = dict(first.members[lost].coordinate)["stage"]
-    lines = [line.split() for path in (tmp_path / "flags").glob("units-*") for line in path.read_text().splitlines()]
+    lines = [line.split() for line in stages.written(tmp_path / "flags", "begun")]
     computed = Counter((int(at), int(shard)) for step, at, shard in lines if int(step) == second.state.step)
     again = {(stage, shard) for shard in range(*first.ranges[lost])}
     assert computed == Counter({(at, shard): 1 + ((at, shard) in again) for at in range(2) for shard in range(8)})

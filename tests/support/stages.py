@@ -13,6 +13,7 @@ from actors.rank.mesh.pipe import Pipeline
 from tests.support import moments
 from tests.support.moments import Moment
 from tests.support.tensors import VOCABULARY, WIDTH, Block, Text
+from tests.support.waiting import until
 
 
 class Embedding(nn.Module):
@@ -124,17 +125,36 @@ def dies_at(run: Any) -> None:
 
 
 def counted(run: Any) -> None:
-    """As :func:`dies_at`. Each rank writes which units it computes, to ``flags``."""
-    right = Pipeline._forward
+    """The rank in the slot ``victim`` dies once all units of its step are computed. Each rank writes to ``flags`` which ones it begins."""
+    flags, shards, stages = Path(run.options["flags"]), run.shards, run.config.mesh["stage"]
 
-    def forward(self: Pipeline, units: Any, shard: int) -> Any:
-        if not units.rehearsing:
-            with (Path(run.options["flags"]) / f"units-{run.slot}").open("a") as file:
-                file.write(f"{units._step.number} {self._link.stage} {shard}\n")
-        return right(self, units, shard)
+    def noted(method: str, name: str, behind: bool) -> None:
+        right = getattr(Pipeline, method)
 
-    Pipeline._forward = forward  # type: ignore[method-assign]
-    dies_at(run)
+        def wrong(self: Pipeline, units: Any, shard: int, *rest: Any) -> Any:
+            found = right(self, units, shard, *rest) if behind else None
+            if not units.rehearsing:
+                with (flags / f"{name}-{run.slot}").open("a") as file:
+                    file.write(f"{units._step.number} {self._link.stage} {shard}\n")
+            return found if behind else right(self, units, shard, *rest)
+
+        setattr(Pipeline, method, wrong)
+
+    def all_are_done(train: Any, move: Any) -> bool:
+        step = f"{train.duties.at.step} "
+        until(lambda: sum(line.startswith(step) for line in written(flags, "done")) == shards * stages, "all units")
+        return True
+
+    noted("_forward", "begun", behind=False)
+    noted("_backward", "done", behind=True)
+    moment = Moment("all units of all ranks are done", f"{STEP}.reduce", when=all_are_done)
+    moments._inject(run, "second", int(run.options["victim"]), moment, lambda: not (flags / "second").exists())
+    train(run)
+
+
+def written(flags: Path, name: str) -> list[str]:
+    """The lines that ranks have written."""
+    return [line for path in flags.glob(f"{name}-*") for line in path.read_text().splitlines()]
 
 
 def several_die(run: Any) -> None:
