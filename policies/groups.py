@@ -1,10 +1,9 @@
 """Ranks that compute together: which of them make whole groups, and which groups train on. Pure.
 
 A group has one rank at each coordinate of one stage of the model, and is in a view whole or not at all. A stage may have fewer groups
-than another, and none has none. A rank keeps its coordinate, so a rank of the same one
-takes the place of a lost member. That is a spare that was called to it, or one of the rest of another broken group. The members of a
-group that stays are not mixed with others, as they have computed the same shards. A new one takes the members that are nearest to each
-other.
+than another, and each has one at least. A rank keeps its coordinate, so a rank of the same one takes the place of a lost member. That is a
+spare that was called to it, or one of the rest of another broken group. The members of a group that stays are not mixed with others, as
+they have computed the same shards. A new one takes the members that are nearest to each other.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import NamedTuple
 
 from fleet.protocol.domains import place_of
 from fleet.protocol.topology import shared
-from fleet.protocol.types import STAGE, Candidate, Coordinate, Situation, StateId, outnumbered
+from fleet.protocol.types import Candidate, Coordinate, Situation, StateId, outnumbered, stage_of
 
 Together = tuple[Candidate, ...]
 """One candidate at each coordinate, in order."""
@@ -148,7 +147,7 @@ def by_stage(coordinates: Sequence[Coordinate]) -> list[tuple[Coordinate, ...]]:
     """The coordinates of each stage of the model; of one where it is not cut into stages."""
     found = defaultdict[int, list[Coordinate]](list)
     for coordinate in coordinates:
-        found[dict(coordinate).get(STAGE, 0)].append(coordinate)
+        found[stage_of(coordinate)].append(coordinate)
     return [tuple(stage) for _, stage in sorted(found.items())]
 
 

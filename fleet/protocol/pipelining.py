@@ -1,11 +1,11 @@
 """In which order ranks compute the units of a pipeline. Pure: live and simulated ranks use it.
 
 A model is cut into *stages*. A *unit* is one shard at one stage: its forward, and later its backward. A rank computes units of one stage.
-All ranks derive the same order from the shards that the ranks of each stage compute. So a message needs no number: both ends know its unit.
+All ranks derive the same order from the shards that the ranks of each stage compute. So each knows from which rank a message comes.
 
 The order is that of a list schedule in which a forward takes one tick and a backward two. A rank prefers a backward. It begins a forward
-only while fewer units wait for their backward than stages follow, its own among them. So memory for activations does not grow with the
-number of shards. Where each stage has as many ranks, this is 1F1B.
+only while fewer units wait for their backward than stages follow, its own among them, for each rank beside it. So memory for activations
+does not grow with the number of shards. Where each stage has as many ranks, this is 1F1B.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Collection, Sequence
 from enum import IntEnum
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 from fleet.protocol.shards import share
@@ -105,7 +105,7 @@ def order(assigned: Assigned, done: Sequence[Collection[int]] = ()) -> Order:
     ranks, last = [[_Rank() for _ in column] for column in assigned], len(assigned) - 1
     for stage, column in enumerate(assigned):
         for place, shards in enumerate(column):
-            ready = sorted(one for one in shards if stage == 0 or one in done[stage - 1])
+            ready = [one for one in shards if stage == 0 or one in done[stage - 1]]
             ranks[stage][place].ready[Half.FORWARD].update(dict.fromkeys(ready, 0))
             ranks[stage][place].coming = len(ready)
             beside = [one for one in (stage - 1, stage + 1) if 0 <= one <= last]
@@ -183,17 +183,25 @@ class Ways:
     def __init__(self, stages: Sequence[StageShares]) -> None:
         self.stages = tuple(stages)
         self.computing, self.holding = [one.computing() for one in stages], [one.holding() for one in stages]
-        self._order: Order | None = None
+
+    @cached_property
+    def _order(self) -> Order:
+        return order([one.assigned for one in self.stages], [frozenset[int]().union(*one.done) for one in self.stages])
 
     def turns(self, stage: int, place: int) -> Turns:
         """The turns of one rank."""
-        if self._order is None:
-            self._order = order([one.assigned for one in self.stages], [frozenset[int]().union(*one.done) for one in self.stages])
         return self._order.turns[stage][place]
 
-    def contributed(self, stage: int) -> list[list[int]]:
-        """By place of the stage's column, the shards that the rank brings."""
-        return [sorted({*done, *assigned}) for done, assigned in zip(self.stages[stage].done, self.stages[stage].assigned, strict=True)]
+    @cached_property
+    def most(self) -> int:
+        """The largest number of shards that one rank brings."""
+        return max(len(done) + len(assigned) for one in self.stages for done, assigned in zip(one.done, one.assigned, strict=True))
+
+    @cached_property
+    def of_last(self) -> list[list[int]]:
+        """By place of the last stage's column, the shards that the rank brings."""
+        last = self.stages[-1]
+        return [sorted({*done, *assigned}) for done, assigned in zip(last.done, last.assigned, strict=True)]
 
 
 def ways_of(view: View, member: Member, held: Sequence[Collection[int]], shards: int, *, idle: bool) -> Ways:
@@ -206,10 +214,9 @@ def ways_of(view: View, member: Member, held: Sequence[Collection[int]], shards:
             counts that all have computed.
         idle: ranks that receive their state compute nothing.
     """
-    place = [axis for axis in member.coordinate if axis[0] != STAGE]
     found = []
-    for stage in by_stage(view.members):
-        (ranks,) = (ranks for coordinate, ranks in stage.items() if [axis for axis in coordinate if axis[0] != STAGE] == place)
+    for number, stage in enumerate(by_stage(view.members)):
+        ranks = stage[tuple((axis, number if axis == STAGE else place) for axis, place in member.coordinate)]
         together = list(zip(*stage.values(), strict=True))
         column = view.column_of(view.members[ranks[0]])
         computed = [frozenset(held[group[0]]).intersection(*(held[rank] for rank in group)) for group in together]

@@ -20,6 +20,11 @@ STAGE = "stage"
 """The axis whose ranks have layers one after the other."""
 
 
+def stage_of(coordinate: Coordinate) -> int:
+    """The stage of the model; 0 where it is not cut."""
+    return dict(coordinate).get(STAGE, 0)
+
+
 def in_words(coordinate: Coordinate) -> str:
     """A coordinate for people: ``tensor=1``."""
     return ", ".join(f"{axis}={place}" for axis, place in coordinate)
@@ -82,7 +87,7 @@ def by_stage(members: Sequence[Member]) -> list[dict[Coordinate, tuple[int, ...]
     """The :func:`columns` of each stage, in the order of stages. One for all where the model is not cut into stages."""
     found: dict[int, dict[Coordinate, tuple[int, ...]]] = {}
     for coordinate, places in columns(members).items():
-        found.setdefault(dict(coordinate).get(STAGE, 0), {})[coordinate] = places
+        found.setdefault(stage_of(coordinate), {})[coordinate] = places
     return [found[stage] for stage in sorted(found)]
 
 

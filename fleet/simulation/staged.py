@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fleet.protocol.pipelining import Half, UnitHalf, Ways, ways_of
-from fleet.protocol.types import STAGE, StateId, View
+from fleet.protocol.types import StateId, View, stage_of
 from fleet.simulation.clockwork import Steps
 from fleet.simulation.groups import Broken
 from fleet.simulation.model import SPOILED, gradient
@@ -42,7 +42,7 @@ class SimPipeline:
     @property
     def stage(self) -> int:
         """This rank's."""
-        return dict(self.rank.protocol.coordinate)[STAGE]
+        return stage_of(self.rank.protocol.coordinate)
 
     # ---- a view, a step ------------------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from actors.rank.mesh.pipe import HEAD, Pipeline, StageLink, _head_of, _room_of, begins_of
 from actors.rank.mesh.stages import of_all_stages
-from actors.rank.state.tracked import TrackedState
+from actors.rank.state.tracked import StageCut, TrackedState
 from fleet.errors import ConfigError
 from tests.unit.test_reduction import with_groups
 
@@ -71,7 +71,7 @@ def cut(stage: int, steps: int = 2) -> tuple[Two, TrackedState]:
             one.grad = torch.full_like(one, number + 1.0)
         optimizer.step()
     state = TrackedState(model=model, optimizer=optimizer)
-    state.cut(layers, frozenset(map(id, layers[1 - stage].parameters())))
+    state.cut(StageCut(layers, frozenset(map(id, layers[1 - stage].parameters()))))
     return model, state
 
 

@@ -44,7 +44,7 @@ class _InView:
     Attributes:
         group: the ranks with which it computes.
         first_column: it is of the first column, which writes what all columns have alike.
-        rank: of the view, which has ``size`` ranks. ``firsts``: the first rank of each column.
+        rank: of the view, which has ``size`` ranks. ``firsts``: the first rank of each column, by coordinate.
         common: the square of the norm of what all columns have alike of the gradient.
     """
 
@@ -71,7 +71,7 @@ class InColumns(StateLayout):
         """Compute in ``view`` from now on, with the ranks of ``groups``."""
         self._at.group.meet(groups.together)
         self._at.rank, self._at.size = groups.whole.rank, groups.whole.size
-        self._at.firsts = [column[0] for column in columns(view.members).values()]
+        self._at.firsts = [ranks[0] for _, ranks in sorted(columns(view.members).items())]
 
     def part(self) -> None:
         """The ranks with which this one computes are left: it answers their collectives by itself."""
@@ -106,9 +106,13 @@ class InColumns(StateLayout):
         own = sum(square for flat, square in found.items() if flat in divided)
         return torch.tensor([own], dtype=torch.float64, device="cpu")
 
+    def square_of(self, norms: torch.Tensor) -> float:
+        """The square of the norm of the whole gradient. ``norms``: by view rank, its :meth:`squares`."""
+        return self._at.common + sum(float(norms[place, 0]) for place in self._at.firsts)
+
     def agree(self, norms: torch.Tensor) -> tuple[float, float]:
         """(the norm of the whole gradient, the factor that clips it)."""
-        norm = math.sqrt(self._at.common + sum(float(norms[place, 0]) for place in self._at.firsts))
+        norm = math.sqrt(self.square_of(norms))
         clipped = next(self.given.update.clipped, None)
         return norm, 1.0 if clipped is None else min(1.0, clipped.norm / (norm + 1e-6))
 
@@ -138,12 +142,12 @@ class ColumnLayout(InColumns):
     # ---- vote ----------------------------------------------------------------------------------------------------------------------------
 
     def word(self) -> OwnWord:
-        """This rank's judgement of its sums, with the one number of :meth:`squares`."""
+        """This rank's judgement of its sums, with the numbers of :meth:`squares`."""
         flats, layout, unscaling = self.gradients.mean.flats, self.gradients.layout, self.given.update.unscaling
         parts = {flat: flats[flat][: layout.extents[flat]] for flat in layout.flats_of(self.given.update.taken)}
         rest = [flat[extent:] for flat, extent in zip(flats, layout.extents, strict=True)]
         norms = self.squares({flat: block_norms(part if unscaling == 1.0 else part * unscaling) for flat, part in parts.items()})
-        finite = (math.isfinite(float(norms) + self._at.common) or all_finite(list(parts.values()))) and all_finite(rest)
+        finite = (math.isfinite(float(norms.sum()) + self._at.common) or all_finite(list(parts.values()))) and all_finite(rest)
         return OwnWord(finite, norms=norms)
 
     def step_of(self, optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:

@@ -156,6 +156,9 @@ class Pipeline:
         inputs: gives the first layer's input from a batch.
         begins: the first layer of each stage. ``run.pipeline`` takes those of all but the first; by default stages differ by one layer at
             most.
+
+    Attributes:
+        span: the numbers of this stage's layers.
     """
 
     def __init__(
@@ -166,11 +169,11 @@ class Pipeline:
         link: StageLink,
         begins: Sequence[int],
     ) -> None:
-        self._layers, self._loss_fn, self._inputs, self._link = list(layers), loss_fn, inputs, link
+        self.layers, self._loss_fn, self._inputs, self._link = list(layers), loss_fn, inputs, link
         ends = [*begins[1:], len(layers)]
         self.span = range(begins[link.stage], ends[link.stage])
         _check_tied(layers, [range(*span) for span in zip(begins, ends, strict=True)])
-        for number, layer in enumerate(self._layers):
+        for number, layer in enumerate(self.layers):
             if number not in self.span:
                 layer.to("meta")
         self._open: dict[int, Open] = {}
@@ -228,12 +231,12 @@ class Pipeline:
             for tensor in came:
                 tensor.requires_grad_(tensor.is_floating_point())
         units.begin_forward(shard)
-        found: Any = came if len(came) > 1 else came[0]
+        found = _as_given(came)
         for number in self.span:
             units.seed(shard, number)
-            found = self._layers[number](*found) if isinstance(found, tuple) else self._layers[number](found)
+            found = _called(self.layers[number], found)
         if link.last:
-            units.seed(shard, len(self._layers))
+            units.seed(shard, len(self.layers))
             with units.inside(shard):
                 loss, weight = _with_weight(self._loss_fn(found, batch))
             link.kept[shard] = Boundaries((), weight)
@@ -253,10 +256,9 @@ class Pipeline:
 
     def _practice(self, batch: Any) -> Tensors:
         """An input of this stage with the right shapes, and no values: earlier stages have no memory here, but shapes."""
-        found: Any = tuple(tensor.to("meta") for tensor in _tensors(self._inputs(batch)))
-        found = found if len(found) > 1 else found[0]
-        for layer in self._layers[: self.span.start]:
-            found = layer(*found) if isinstance(found, tuple) else layer(found)
+        found = _as_given(tuple(tensor.to("meta") for tensor in _tensors(self._inputs(batch))))
+        for layer in self.layers[: self.span.start]:
+            found = _called(layer, found)
         return tuple(torch.zeros(one.shape, dtype=one.dtype, device="cpu") for one in _tensors(found))
 
     # ---- backward ------------------------------------------------------------------------------------------------------------------------
@@ -295,6 +297,16 @@ def _tensors(value: Any) -> Tensors:
         reason = f"a layer gives {other[0] if other else f'{len(found)} values'}, and tensors travel between stages, at most {MOST_TENSORS}"
         raise ConfigError("pipeline", type(value).__name__, reason, "Let each layer take and give a tensor, or a tuple of tensors.")
     return found
+
+
+def _as_given(tensors: Tensors) -> Any:
+    """As a layer gives them."""
+    return tensors if len(tensors) > 1 else tensors[0]
+
+
+def _called(layer: nn.Module, value: Any) -> Any:
+    """The result of ``layer`` from that of the layer before."""
+    return layer(*value) if isinstance(value, tuple) else layer(value)
 
 
 def _floating(tensors: Tensors) -> Tensors:

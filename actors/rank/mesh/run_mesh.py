@@ -11,8 +11,9 @@ import torch
 
 from actors.rank.membership.client import Client
 from actors.rank.membership.view_groups import Meeting
+from actors.rank.state.tracked import StageCut
 from fleet.errors import ConfigError, FleetError, RunOver
-from fleet.protocol.types import STAGE, Coordinate
+from fleet.protocol.types import STAGE, Coordinate, stage_of
 from fleet.settings.run import RunSettings
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class RunMesh:
     def __init__(self, settings: RunSettings, client: Client, device_of: Callable[[], torch.device]) -> None:
         self.axes, self._client, self._device_of = settings.mesh, client, device_of
         self.divides, self._staged = settings.in_columns, settings.staged
-        self._pipe: tuple[Pipeline, list[torch.nn.Module]] | None = None
+        self._pipe: Pipeline | None = None
 
     @property
     def coordinate(self) -> Coordinate:
@@ -50,7 +51,7 @@ class RunMesh:
 
         if not self._staged:
             raise ConfigError("mesh", dict(self.axes) or "none", "the model has no stages in it", f"Start the run with --mesh {STAGE}=2.")
-        return StageLink(dict(self.coordinate)[STAGE], self.axes[STAGE])
+        return StageLink(stage_of(self.coordinate), self.axes[STAGE])
 
     @functools.cached_property
     def _made(self) -> tuple[TensorGroup, DeviceMesh]:
@@ -86,22 +87,21 @@ class RunMesh:
         if len(found) != link.stages or sorted({*found}) != found or found[-1] >= len(layers):
             given = f"{len(layers)} layers, stages begin at {found}"
             raise ConfigError("pipeline", given, f"each of the {link.stages} stages needs a layer", "Take fewer stages, or more layers.")
-        pipe = Pipeline(layers, loss_fn, inputs, link, found)
-        self._pipe = pipe, list(layers)
-        return pipe
+        self._pipe = Pipeline(layers, loss_fn, inputs, link, found)
+        return self._pipe
 
-    def stages(self) -> tuple[Sequence[torch.nn.Module], frozenset[int]]:
-        """The layers of the model, and the ids of the parameters and buffers that another stage has; none without stages.
+    def stages(self) -> StageCut:
+        """The layers of the model, and which of them are another stage's; none without stages.
 
         Raises ConfigError: the model is not cut into the stages of the run.
         """
         if not self._staged:
-            return (), frozenset()
+            return StageCut()
         if self._pipe is None:
             raise ConfigError("mesh", dict(self.axes), "the model is not cut into stages", "Call run.pipeline before run.track.")
-        pipe, layers = self._pipe
-        others = [layer for number, layer in enumerate(layers) if number not in pipe.span]
-        return layers, frozenset(id(one) for layer in others for one in (*layer.parameters(), *layer.buffers()))
+        others = [layer for number, layer in enumerate(self._pipe.layers) if number not in self._pipe.span]
+        leads = not any(place for axis, place in self.coordinate if axis != STAGE)
+        return StageCut(self._pipe.layers, frozenset(id(one) for layer in others for one in (*layer.parameters(), *layer.buffers())), leads)
 
     def check(self, modules: Mapping[str, torch.nn.Module]) -> None:
         """Raises ConfigError for a parameter that is divided over another mesh, or that this one's ranks do not divide evenly."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -22,12 +21,11 @@ from actors.rank.mesh.layout import ColumnLayout
 from actors.rank.mesh.parts import whole
 from actors.rank.mesh.pipe import StageLink
 from actors.rank.mesh.torch_group import TensorGroup
-from actors.rank.step.clipping import block_norms
-from actors.rank.step.layout import LayoutInputs, OwnWord, all_finite
+from actors.rank.step.layout import LayoutInputs
 from actors.rank.tags import Tag
 from fleet.errors import ConfigError
 from fleet.protocol.pipelining import Ways
-from fleet.protocol.types import STAGE, Coordinate, View, columns
+from fleet.protocol.types import Coordinate, View
 
 DIGEST_BYTES = hashlib.sha256().digest_size
 
@@ -39,8 +37,6 @@ class StageLayout(ColumnLayout):
         """``divided``: the ranks with which this one computes each unit, if there are any."""
         self._link, self._divided = link, divided
         super().__init__(given, divided or link, coordinate)
-        self._layers, self._leads = len(given.state.layers), not any(place for axis, place in coordinate if axis != STAGE)
-        given.state.leads = self._leads
         self._check(given)
 
     def _check(self, given: LayoutInputs) -> None:
@@ -70,7 +66,7 @@ class StageLayout(ColumnLayout):
     def meet(self, groups: ViewGroups, view: View) -> None:
         super().meet(groups, view)
         self._link.meet(groups.whole)
-        self._link.firsts = [ranks[0] for _, ranks in sorted(columns(view.members).items())]
+        self._link.firsts = list(self._at.firsts)
 
     def part(self) -> None:
         super().part()
@@ -95,27 +91,25 @@ class StageLayout(ColumnLayout):
 
     # ---- vote ----------------------------------------------------------------------------------------------------------------------------
 
-    def word(self) -> OwnWord:
-        """This rank's judgement of its sums, with the square of the norm of each layer: zero for those of other stages."""
-        flats, layout = self.gradients.mean.flats, self.gradients.layout
-        parts = {flat: flats[flat][: layout.extents[flat]] for flat in layout.flats_of(self.given.update.taken)}
-        squares = torch.zeros(2, self._layers, dtype=torch.float64, device="cpu")  # of divided parameters, and of others
-        for flat, part in parts.items():
-            if flat in layout.divided or self._leads:
-                squares[int(flat not in layout.divided), layout.units[flat] - 1] += float((block_norms(part) ** 2).sum())
-        squares = squares.flatten()
-        rest = [flat[extent:] for flat, extent in zip(flats, layout.extents, strict=True)]
-        finite = (math.isfinite(float(squares.sum())) or all_finite(list(parts.values()))) and all_finite(rest)
-        return OwnWord(finite, norms=squares)
+    def squares(self, blocks: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        """The squares of the norms of this column's part of each layer, first of divided parameters, then of others.
 
-    def agree(self, norms: torch.Tensor) -> tuple[float, float]:
-        total, rows = 0.0, norms[self._link.firsts].tolist()
-        for layer in range(self._layers):  # one stage has it, and each of its columns another part
-            for number in (layer + self._layers, layer):
+        They are zero for layers of other stages. Of ranks that have the same parameters one says them.
+        """
+        layout, state = self.gradients.layout, self.given.state
+        found = torch.zeros(2, len(state.stages.layers), dtype=torch.float64, device="cpu")
+        for flat, norms in sorted(blocks.items()):
+            if flat in layout.divided or state.stages.leads:
+                found[int(flat not in layout.divided), layout.units[flat] - 1] += float((norms**2).sum())
+        return found.flatten()
+
+    def square_of(self, norms: torch.Tensor) -> float:
+        total, rows, layers = 0.0, norms[self._at.firsts].tolist(), len(self.given.state.stages.layers)
+        for layer in range(layers):  # one stage has it, and each of its columns another part
+            for number in (layer + layers, layer):
                 for row in rows:
                     total += row[number]
-        norm, clipped = math.sqrt(total), next(self.given.update.clipped, None)
-        return norm, 1.0 if clipped is None else min(1.0, clipped.norm / (norm + 1e-6))
+        return total
 
     # ---- apply ---------------------------------------------------------------------------------------------------------------------------
 

@@ -9,15 +9,22 @@ import torch
 
 from actors.rank.mesh.parts import cut_like, is_whole
 
-COUNT = "step"
-"""The name of the number of steps in a parameter's state: it lies nowhere but on the host."""
+ONE_A_PARAMETER = frozenset({"step", "mu_product", "eta", "mu"})
+"""Values of an optimizer's state that are one number for a parameter, also if the parameter has a single element."""
+
+
+def is_cut(key: str, value: Any, parameter: torch.Tensor) -> bool:
+    """Whether this value of a parameter's state has one element for each element of the parameter."""
+    return isinstance(value, torch.Tensor) and value.shape == parameter.shape and key not in ONE_A_PARAMETER
 
 
 def _cut(parameter: torch.Tensor, key: str, value: Any) -> Any:
     """A value of a parameter's state, divided as the parameter is: such as a moment, and not such as a number of steps."""
-    if not isinstance(value, torch.Tensor) or key == COUNT or value.dim() == 0 < parameter.dim():
+    if not isinstance(value, torch.Tensor) or key in ONE_A_PARAMETER:
         return value
-    return cut_like(key, parameter, value) if parameter.is_meta or value.dim() == parameter.dim() > 0 else value
+    there = value.dim() == parameter.dim() > 0
+    lacking = parameter.is_meta and (value.dim() == parameter.dim() or not value.numel())
+    return cut_like(key, parameter, value) if there or lacking else value
 
 
 def load(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:

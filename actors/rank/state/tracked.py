@@ -56,6 +56,19 @@ class Flat(NamedTuple):
     elsewhere: frozenset[int] = frozenset()
 
 
+class StageCut(NamedTuple):
+    """A model whose ranks have layers one after the other, as one of them has it.
+
+    Attributes:
+        layers: of the whole model; none where it is not cut. ``elsewhere``: ids of the parameters and buffers of other stages.
+        leads: of the ranks that compute a unit together, this one writes the tensors that all of them have.
+    """
+
+    layers: Sequence[nn.Module] = ()
+    elsewhere: frozenset[int] = frozenset()
+    leads: bool = True
+
+
 class TrackedState:
     """The training state: objects by name, each with ``state_dict`` and ``load_state_dict``.
 
@@ -74,8 +87,7 @@ class TrackedState:
         marks: gives the parameters that a loop has frozen or thawed, as text; None: there are none.
         mark: takes the marks of a state that is loaded.
         free: called between shards, and before the state changes: frees parameters that modules hold for one shard.
-        layers: of a model whose ranks have layers one after the other. ``elsewhere``: ids of the tensors of the others.
-        leads: of the ranks that compute a unit together, this one writes the tensors that all of them have.
+        stages: which layers are here.
     """
 
     def __init__(self, **objects: Any) -> None:
@@ -95,9 +107,7 @@ class TrackedState:
         self.marks: Callable[[], str | None] = lambda: None
         self.mark: Callable[[str | None], object] = lambda marks: None
         self.free: Callable[[], object] = lambda: None
-        self.layers: Sequence[nn.Module] = ()
-        self.elsewhere: frozenset[int] = frozenset()
-        self.leads = True
+        self.stages = StageCut()
         self._seen: dict[int, _Seen] = {}
         self._skeletons = Skeletons()
         self.flat()  # refuses a state that cannot be written now, not after a rank is lost
@@ -110,9 +120,9 @@ class TrackedState:
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         return {name: tracked for name, tracked in self.objects.items() if isinstance(tracked, torch.optim.Optimizer)}
 
-    def cut(self, layers: Sequence[nn.Module], elsewhere: frozenset[int]) -> None:
-        """Set :attr:`layers` and :attr:`elsewhere`."""
-        self.layers, self.elsewhere, self._seen = layers, elsewhere, {}
+    def cut(self, stages: StageCut) -> None:
+        """Set :attr:`stages`."""
+        self.stages, self._seen = stages, {}
 
     def replace(self, tracked: Any, stand_in: Any) -> None:
         """Track ``stand_in`` in the place of ``tracked``, under its name."""
@@ -129,7 +139,7 @@ class TrackedState:
     def flat(self, whole: Mapping[str, Any] | None = None) -> Flat:
         """As :meth:`flatten`, and which of the tensors a forward may change. ``whole``: see :meth:`digest`."""
         parts = self.common() | dict(whole or {}) | ({MARKS: marks} if (marks := self.marks()) is not None else {})
-        found = _Tensors(self._seen, self._alone if self.layers else None)
+        found = _Tensors(self._seen, self._alone if self.stages.layers else None)
         skeleton = self._skeletons.write(parts, found.index)
         self._seen = found.seen
         buffers = [tensor for name in self.modules for key, tensor in parts[name].items() if _is_volatile(key, tensor)]
@@ -139,18 +149,20 @@ class TrackedState:
     @property
     def numbers(self) -> dict[int, int]:
         """By ``id`` of a parameter, the number of its layer, from 1 on; without layers that of its unit."""
-        if not self.layers:
+        if not self.stages.layers:
             return numbers(self.units)
-        return {id(one): number for number, layer in enumerate(self.layers, 1) for one in layer.parameters()}
+        return {id(one): number for number, layer in enumerate(self.stages.layers, 1) for one in layer.parameters()}
 
     @property
     def _alone(self) -> frozenset[int]:
         """Ids of the tensors of this rank's layers, which no other stage has."""
-        if not self.leads:
+        if not self.stages.leads:
             return frozenset()
-        own = [one for layer in self.layers for one in (*layer.parameters(), *layer.buffers()) if id(one) not in self.elsewhere]
+        own = [
+            one for layer in self.stages.layers for one in (*layer.parameters(), *layer.buffers()) if id(one) not in self.stages.elsewhere
+        ]
         held = ((one, optimizer.state.get(one, {})) for optimizer in self.optimizers.values() for one in own)
-        moments = [value for one, state in held for key, value in state.items() if _is_cut(key, value, one)]
+        moments = [value for one, state in held for key, value in state.items() if optimizers.is_cut(key, value, one)]
         return frozenset(map(id, (*own, *moments)))
 
     def common(self) -> dict[str, Any]:
@@ -257,11 +269,6 @@ def _at(module: nn.Module, path: str) -> Any:
     for name in path.split("."):
         module = getattr(module, name, None)  # type: ignore[assignment]
     return module
-
-
-def _is_cut(key: str, value: Any, parameter: torch.Tensor) -> bool:
-    """Whether an entry of a parameter's optimizer state lies where the parameter does. A count of steps does not."""
-    return isinstance(value, torch.Tensor) and key != "step" and value.dim() == parameter.dim()
 
 
 def _is_volatile(name: str, value: Any) -> bool:

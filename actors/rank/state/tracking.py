@@ -13,7 +13,7 @@ from actors.rank.fsdp import room
 from actors.rank.fsdp.copies import check_copies
 from actors.rank.fsdp.gathered import cast_whole
 from actors.rank.fsdp.taken import Unit
-from actors.rank.state.tracked import TrackedState
+from actors.rank.state.tracked import StageCut, TrackedState
 from actors.rank.state.weights import WeightFiles, load_weights
 from actors.rank.zero1.chunked import check_tracked
 from fleet.errors import ConfigError
@@ -26,13 +26,13 @@ def tracked(
     weights: str | os.PathLike[str] | None,
     settings: RunSettings,
     device_of: Callable[[], torch.device],
-    stages: Callable[[], tuple[Sequence[torch.nn.Module], frozenset[int]]] = lambda: ((), frozenset()),
+    stages: Callable[[], StageCut] = StageCut,
 ) -> TrackedState:
     """The state of ``objects``, with the first weights from ``weights``. ``units``: those of ``fully_shard``.
 
     Args:
         device_of: gives this rank's device; called only where the device matters.
-        stages: gives the layers of a model that is cut into stages, and ids of the tensors that other stages have.
+        stages: says which layers of a model are another stage's.
 
     Raises:
         ConfigError: see :meth:`actors.rank.loop.Run.track`.
@@ -41,10 +41,10 @@ def tracked(
     chunked = settings.optimizer_sharding == "fsdp"
     modules = {name: one for name, one in objects.items() if isinstance(one, torch.nn.Module)}
     device = device_of() if weights is not None or (units and chunked) else torch.device("cpu")
-    files, (layers, elsewhere) = WeightFiles(weights) if weights is not None else None, stages()
-    readers = load_weights(modules, files, device, chunked=chunked, elsewhere=elsewhere)
+    files, cut = WeightFiles(weights) if weights is not None else None, stages()
+    readers = load_weights(modules, files, device, chunked=chunked, elsewhere=cut.elsewhere)
     state = TrackedState(**objects)
-    state.cut(layers, elsewhere)
+    state.cut(cut)
     _check_shared(state)
     state.readers, state.units = readers, units
     state.casts = any(unit.precision.parameters is not None for unit in units)

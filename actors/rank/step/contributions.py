@@ -119,8 +119,7 @@ class Contributions:
         own = Rows(form, [numbers[place] for place in self._at.places], self.duties.contributed)
         if self.ways is None:
             return own, own
-        last = len(self.ways.stages) - 1
-        return own, Rows(form, [numbers[rank] for rank in self.ways.stages[last].ranks], self.ways.contributed(last))
+        return own, Rows(form, [numbers[rank] for rank in self.ways.stages[-1].ranks], self.ways.of_last)
 
     # ---- which rank brings which shards --------------------------------------------------------------------------------------------------
 
@@ -230,8 +229,7 @@ class Contributions:
     @property
     def most(self) -> int:
         """The largest number of shards that one rank brings."""
-        stages = [self.duties.contributed] if self.ways is None else map(self.ways.contributed, range(len(self.ways.stages)))
-        return max(len(shards) for contributed in stages for shards in contributed)
+        return max(map(len, self.duties.contributed)) if self.ways is None else self.ways.most
 
     def forget_lost(self) -> None:
         """A shard that is no longer in the sums is due again."""

@@ -109,7 +109,7 @@ class StateLayout:
             fixed=self.fixed,
             known=known,
             owners=given.update.owners,
-            elsewhere=state.elsewhere,
+            elsewhere=state.stages.elsewhere,
         )
         state.marks, state.mark = self.gradients.trained.marks, self.gradients.mark
         if not self.gradients.parameters:

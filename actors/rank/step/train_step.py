@@ -254,7 +254,7 @@ class TrainStep:
         """
         checks = said.checks
         disputed = self.verify.compare(own.checks, self.contributions.group, self.reducer)
-        present, elsewhere = self.gradients.trained.of_mine(said.present if self.state.layers else own.present)
+        present, elsewhere = self.gradients.trained.of_mine(said.present if self.state.stages.layers else own.present)
         self.gradients.keep_present(present & self._stepping, elsewhere)
         losses, given = last.by_shard(self.duties.shards)
         weights = agreed(given)

@@ -17,6 +17,7 @@ import torch
 
 from actors.rank.mesh.parts import like, local
 from actors.rank.state import optimizers
+from actors.rank.state.optimizers import ONE_A_PARAMETER, is_cut
 from actors.rank.state.tracked import TrackedState
 from actors.rank.zero1.pieces import PARAMETER, StatePiece
 from fleet.errors import ConfigError, ProtocolError
@@ -31,9 +32,6 @@ ELEMENTWISE = tuple(
 MOST_RUNS = 32
 """Limit of runs of chunks. A rank keeps its own chunk, those that it guards, and as many again for each view that broke at its
 beginning."""
-
-ONE_A_PARAMETER = frozenset({"step", "mu_product", "eta", "mu"})
-"""Values of an optimizer's state that are one number for a parameter, also if the parameter has a single element."""
 
 WAY_OUT = "Use one of " + ", ".join(kind.__name__ for kind in ELEMENTWISE) + '; or set optimizer_sharding = "none".'
 
@@ -460,11 +458,6 @@ def _one_of(piece: StatePiece) -> dict[str, Any]:
     found = _of_optimizer(piece.values)
     values = {key: value[:1] if is_stretch(key, value, piece) else value for key, value in found.items()}
     return {key: torch.zeros_like(value) if isinstance(value, torch.Tensor) else value for key, value in values.items()}
-
-
-def is_cut(key: str, value: Any, parameter: torch.Tensor) -> bool:
-    """Whether this value of a parameter's state has one element for each element of the parameter."""
-    return isinstance(value, torch.Tensor) and value.shape == parameter.shape and key not in ONE_A_PARAMETER
 
 
 def _range(piece: StatePiece, lo: int, hi: int) -> StatePiece:

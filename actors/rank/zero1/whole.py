@@ -9,9 +9,10 @@ import torch
 
 from actors.rank.membership.process_group import Group
 from actors.rank.mesh.parts import in_whole, whole
+from actors.rank.state.optimizers import is_cut
 from actors.rank.state.saving import StatePart, WholeTensors
 from actors.rank.state.tracked import Flat, Slice, TrackedState
-from actors.rank.zero1.chunked import ChunkedOptimizer, OptimizerChunks, is_cut, is_stretch, joined
+from actors.rank.zero1.chunked import ChunkedOptimizer, OptimizerChunks, is_stretch, joined
 from actors.rank.zero1.pieces import PARAMETER, exchange_pieces
 from fleet.protocol.chunks import rectangles
 
