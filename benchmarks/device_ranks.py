@@ -27,6 +27,7 @@ from actors.rank.fsdp.taken import mesh_of_one
 from benchmarks.peers.common import Commit, EventLog, Kill, Timeline, full_again, median_step_s, samples_lost, stall_s
 from benchmarks.peers.fleet_run import generous
 from fleet.ledger.goodput import Ledger
+from fleet.machine.candidates import spares_inside
 from fleet.machine.roster import RankPhase
 from fleet.protocol.events import StepsTimed
 from fleet.protocol.levels import STORE
@@ -176,13 +177,17 @@ class Fleet(PlainFleet):
                 self.timed_ms[rank.member.slot, step] = us / 1e3
 
     def joined(self) -> dict[int, int]:
-        """Slot -> pid of the ranks that train."""
-        return {member.slot: process.pid for member, process, joined in self.census() if joined}
+        """Slot -> pid of the ranks that compute shards."""
+        view = self.coordinator.machine.state.view
+        computing = {view.members[rank] for rank in view.computing} if view is not None else set()
+        return {member.slot: process.pid for member, process, joined in self.census() if joined and member in computing}
 
     def whole(self, without: set[int]) -> bool:
-        """Whether the world is full, without a process of ``without``, and all spares are ready."""
-        joined = self.joined().values()
-        ranks, waits = self.coordinator.machine.state.roster.in_order(), self.settings.group > 1
+        """Whether the world is full, without a process of ``without``, and all spares are ready: in the view, where they keep a part."""
+        joined, machine = self.joined().values(), self.coordinator.machine.state
+        ranks, waits = machine.roster.in_order(), self.settings.group > 1
+        if machine.view is None or len(machine.view.spares) < spares_inside(machine):
+            return False
         # A spare waits for its coordinate, and builds its model then.
         ready = [rank for rank in ranks if rank.phase is not RankPhase.STARTING or (waits and not rank.member.coordinate)]
         return len(joined) == self.settings.world and not without & set(joined) and len(ready) == self.settings.slots

@@ -68,12 +68,14 @@ class ReformPromoteRegrow:
         staying = [candidate for candidate in present if math.isinf(candidate.goes_in_s)]
         going = sorted((one for one in present if not math.isinf(one.goes_in_s)), key=lambda one: -one.goes_in_s)
         least = max(1, len(present) - situation.may_leave)
-        room = int(min(situation.world - len(staying), situation.most - least))
-        newcomers = joining(waiting, staying, room, situation.replica_size) if waiting and room > 0 else []
-        kept = [*staying, *(candidate for candidate in going if candidate.goes_in_s > situation.margin_s)]
+        whole = situation.world + situation.spares
+        room = int(min(whole - len(staying), situation.most + situation.spares - least))
+        newcomers = _newcomers(waiting, staying, room, situation) if waiting and room > 0 else []
+        needed = max(0, int(max(least, situation.world - len(newcomers))) - len(staying))  # none stays for the seat of a spare
+        kept = [*staying, *[candidate for candidate in going if candidate.goes_in_s > situation.margin_s][:needed]]
         if not kept or len(kept) + len(newcomers) < situation.min_ranks:
             kept = [*staying, *going]
-        kept = kept[: int(max(least, situation.world - len(newcomers)))]
+        kept = kept[: int(max(least, whole - len(newcomers)))]
         return self._changed(situation, present, kept, newcomers, now_s)
 
     def _grow_by_groups(self, situation: Situation, now_s: float) -> Formation:
@@ -92,12 +94,15 @@ class ReformPromoteRegrow:
         chosen = [*kept, *come]
         newcomers = [candidate for candidate in come if not candidate.in_view]
         leaving = sum(candidate not in chosen for candidate in present)
-        missing = situation.world - len(present) + leaving
+        left = len(present) - leaving
+        missing = max(0, situation.world - left)
         if not newcomers and not leaving:
-            return Formation(Decision("wait", "no rank to add" if missing > 0 else "the world is full"))
+            return Formation(Decision("wait", "no rank to add" if left < situation.world + situation.spares else "the world is full"))
         if now_s < (settled_s := situation.since_s + SETTLE_S):
             return Formation(Decision("wait", "the survivors first take the step that broke", valid_until_s=settled_s))
-        ready = [f"{len(newcomers)} of {missing} missing ranks are ready"] if newcomers else []
+        ready = [f"{min(missing, len(newcomers))} of {missing} missing ranks are ready"] if newcomers and missing else []
+        if (spares := len(newcomers) - missing) > 0:
+            ready.append(f"{spares} spare{'s get parts' if spares > 1 else ' gets a part'} of the state")
         gone = [f"{leaving} of {len(present)} ranks leave"] if leaving else []
         return Formation(Decision("grow" if newcomers else "shrink", ", ".join(ready + gone)), _in_order(chosen, situation))
 
@@ -179,10 +184,18 @@ def _first(situation: Situation) -> list[Candidate]:
     size = situation.replica_size
     known = [candidate for candidate in _preferred(situation.candidates, size) if candidate.in_view or _holds_state(candidate)]
     fresh = [candidate for candidate in situation.candidates if not candidate.in_view and not _holds_state(candidate)]
-    chosen = known[: situation.world] + joining(fresh, known, situation.world - len(known), size)
+    chosen = known[: situation.world + situation.spares] + joining(fresh, known, situation.world - len(known), size)
     left = [candidate for candidate in chosen if candidate.in_view or _holds_state(candidate)]
     enough = len(left) >= situation.min_ranks and not outnumbered(len(chosen) - len(left), len(chosen)) and any(map(_holds_state, left))
     return left if situation.replicated and enough else chosen
+
+
+def _newcomers(waiting: Sequence[Candidate], staying: Sequence[Candidate], room: int, situation: Situation) -> list[Candidate]:
+    """Up to ``room`` of ``waiting``: first those that compute, then spares that can keep a part of the state."""
+    size, most = situation.replica_size, max(0, situation.world - len(staying))
+    computing = joining(waiting, staying, min(room, most), size)
+    spares = [candidate for candidate in waiting if candidate.keeps and candidate not in computing]
+    return computing + joining(spares, [*staying, *computing], room - len(computing), size)
 
 
 def _preferred(candidates: Sequence[Candidate], size: int) -> list[Candidate]:

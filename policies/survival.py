@@ -100,7 +100,7 @@ def risks(sites: Sequence[Site], settings: RunSettings) -> list[Risk]:
 def _risk(
     level: str, domain: str, inside: tuple[str, ...], homes: Sequence[str], sites: Sequence[Site], settings: RunSettings
 ) -> Risk:  # fmt: skip
-    members, lost = homes[: settings.world], set(inside)
+    members, lost = homes if settings.spread else homes[: settings.world], set(inside)
     here = [node in lost for node in homes]
     left = min(settings.world, here.count(False))
     free = sum(site.slots for site in sites if site.node not in lost) - here.count(False)

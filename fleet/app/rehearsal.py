@@ -151,7 +151,7 @@ def recovered(records: Sequence[Record], losses: int) -> bool:
     """Whether injected faults took ``losses`` ranks, and the world has been full again since the last loss."""
     lost = [record.at_s for record in records if isinstance(record, ProcessLost) and record.fault is not None]
     started = next(record for record in records if isinstance(record, RunStarted))
-    full = [record.at_s for record in records if isinstance(record, ViewPublished) and len(record.view.members) == started.world]
+    full = [record.at_s for record in records if isinstance(record, ViewPublished) and len(record.view.computing) == started.world]
     again = len(lost) >= losses and full and full[-1] > lost[-1]
     return bool(again) and any(isinstance(record, Committed) and record.at_s > full[-1] for record in records)
 

@@ -62,7 +62,7 @@ class CostBook:
         self.faults: dict[str, list[FaultRecord]] = {}
         self.uncharged, self.apart = [0] * len(CODES), Apart()
         self.generation = -1
-        self.members: dict[int, int] = {}
+        self.shape: dict[int, tuple[int, tuple[Member, ...]]] = {}
         self._broken: dict[int, list[LossCost]] = {}
         self._broke_us: dict[int, int] = {}
         self._shared: dict[Causes, list[int]] = {}
@@ -130,10 +130,10 @@ class CostBook:
         if view.generation <= self.generation:
             raise LedgerError(f"view generation {view.generation} at {record.at_s} s follows generation {self.generation}: they must rise")
         self.generation = view.generation
-        self.members[view.generation] = len(view.members)
+        self.shape[view.generation] = (len(view.computing), view.spares)
         step = max(view.state.step, self._committed[0] if self._committed and record.graceful else 0)
         for loss in self._unsettled:
-            loss.target = step + STEADY_STEPS if len(view.members) >= world else None
+            loss.target = step + STEADY_STEPS if len(view.computing) >= world else None
         if record.graceful:
             self._graceful_causes[view.generation] = self._replaced(view.members) or record.causes
         else:

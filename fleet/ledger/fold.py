@@ -35,6 +35,7 @@ from fleet.ledger.slots import (
     Abandoned,
     Commit,
     SlotAccount,
+    as_idle,
     clip,
     cut_front,
 )
@@ -189,11 +190,14 @@ class LedgerFold:
         if not record.codes:
             return
         record = self.book.apart.named(self._enter(slot, record))
+        members, spares = self.book.shape.get(record.generation, (self.world.ranks, ()))
+        if record.member in spares:
+            record, members = as_idle(record), 0
         self.samples.cover.add(record)
         if self.timeline is not None:
             self.timeline.add(slot.slot, record)
         floor = min(self.undone.views.of(record.generation, NOWHERE), self.undone.histories.of(record.history, NOWHERE))
-        folded = slot.fold(record, floor, self._members(record.generation))
+        folded = slot.fold(record, floor, members)
         if folded.first_commit_us is not None and folded.last_commit_us is not None:
             self.book.stepped(record.generation, folded.first_commit_us, folded.last_commit_us)
             self.stretches.stepped(folded.first_step_us, folded.last_commit_us)
@@ -216,10 +220,6 @@ class LedgerFold:
         lived = clip(record, loss_us)
         self.stale_us += sum(record.durations_us) - sum(lived.durations_us)
         return lived
-
-    def _members(self, generation: int) -> int:
-        assert self.started is not None
-        return self.book.members.get(generation, self.world.ranks)
 
     def _enter(self, slot: SlotAccount, record: Spans) -> Spans:
         """Check that the record follows the slot's last one; a new incarnation fills the time before it."""
@@ -372,7 +372,7 @@ class LedgerFold:
         self._seen(record)
         self.book.published(record, self.world.ranks)
         self.counts.views += 1
-        self.counts.members = len(record.view.members)
+        self.counts.members = len(record.view.computing)
         self.steps.history = max(self.steps.history, record.view.state.history)
         if self.timeline is not None:
             text = f"view {record.view.generation}: {self.counts.members} members, {record.reason}"

@@ -40,6 +40,7 @@ COSTLY = {
     "preflight": ("keep_out",),
     "room": ("warn", "recovered"),
     "placement": ("loosen", "meet"),
+    "recovery": ("warn",),
     "nodes": ("ask", "came", "withdraw"),
     "partition": ("wait", "recovered"),
     "floor": ("stop",),

@@ -67,7 +67,7 @@ def _lines(s: LedgerSummary, records: Sequence[Record]) -> list[Line]:
         lines += narrator.take(record, getattr(record, "at_s", 0.0))
         if isinstance(record, ViewPublished):
             how = "is entered beside the running steps" if record.graceful else "is formed"
-            text = f"view {record.view.generation} {how}, {len(record.view.members)} ranks: {record.reason}"
+            text = f"view {record.view.generation} {how}, {len(record.view.computing)} ranks: {record.reason}"
             lines.append(Line(record.at_s - s.started_s, "", text, ""))
     return sorted([*lines, *narrator.rest()], key=lambda line: line.at_s)
 

@@ -216,7 +216,7 @@ def _view(record: ViewPublished) -> dict[str, Any]:
     return {
         "generation": record.view.generation,
         "at_s": record.at_s,
-        "size": len(record.view.members),
+        "size": len(record.view.computing),
         "members": [str(member) for member in record.view.members],
         "state": [record.view.state.history, record.view.state.step],
         "checkpoint": record.view.checkpoint,

@@ -24,6 +24,7 @@ from fleet.protocol.records import (
     OTHER,
     REFORM,
     RESTORE,
+    STANDBY,
     STEP_CODES,
     STRAGGLER,
     Spans,
@@ -189,7 +190,8 @@ class SlotAccount:
         Args:
             record: contiguous with the record before it.
             floor: steps beyond it were rolled back before this record came.
-            members: size of the record's view; a step's wall time is its rank time over this.
+            members: ranks that compute in the record's view; a step's wall time is their time over this. 0: the rank computes none, as a
+                spare of a sharded run, and its steps do not count.
 
         Raises:
             LedgerError: an unknown code, a negative duration, or a mark of some length.
@@ -238,7 +240,7 @@ class SlotAccount:
                     abandoned.append(Abandoned(self.slot, record.generation, attempt, True))
                 else:
                     productive_us += self._commit(step, time_us, members, attempt)
-                    commits += 1
+                    commits += self.commits[-1].rank_steps
                 self.attempt = attempt = []
             else:
                 self.stepped = record.generation
@@ -254,9 +256,9 @@ class SlotAccount:
         for _, duration, index in attempt:
             sums[index] += duration
             us[index] += duration
-        productive_us = sum(sums) / members
+        productive_us = sum(sums) / members if members else 0.0
         start_us = attempt[0][0] if attempt else time_us
-        self.commits.append(Commit(step - 1, step, start_us, time_us, tuple(sums), 1, productive_us))
+        self.commits.append(Commit(step - 1, step, start_us, time_us, tuple(sums), int(members > 0), productive_us))
         return productive_us
 
     def roll_back(self, step: int) -> list[Commit]:
@@ -282,6 +284,14 @@ class SlotAccount:
         for commit in self.commits[:keep]:
             groups.setdefault(bisect_left(boundaries, commit.last), []).append(commit)
         self.commits[:keep] = [merge(group) for group in groups.values()]
+
+
+IDLE = str.maketrans(dict.fromkeys(STEP_CODES, STANDBY))
+
+
+def as_idle(record: Spans) -> Spans:
+    """The record of a spare that keeps a part of a sharded state in a view: in the steps of the others it stands by."""
+    return replace(record, codes=record.codes.translate(IDLE))
 
 
 def clip(record: Spans, end_us: int) -> Spans:

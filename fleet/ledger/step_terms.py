@@ -50,6 +50,7 @@ class StepTerms:
 
     def __init__(self) -> None:
         self._sizes: dict[int, int] = {}
+        self._spares: dict[int, tuple[Member, ...]] = {}
         self._open: dict[Member, _Attempt] = {}
         self._parts: dict[tuple[int, int], list[tuple[int, dict[str, int]]]] = {}
 
@@ -57,8 +58,9 @@ class StepTerms:
         """Take the steps of a record, if it has any."""
         match record:
             case ViewPublished(view=view):
-                self._sizes[view.generation] = len(view.members)
-            case Spans():
+                self._sizes[view.generation] = len(view.computing)
+                self._spares[view.generation] = view.spares
+            case Spans(member=member, generation=generation) if member not in self._spares.get(generation, ()):
                 self._spans(record)
 
     def _spans(self, record: Spans) -> None:

@@ -99,7 +99,7 @@ class Tallies:
     ``refused`` connections by (listener, reason). ``pending_s``: the time of the request for the oldest checkpoint that is neither durable
     nor given up; None without one.
 
-    ``standing_by``: live processes in no view. ``worst_slot_losses``: losses of the slot with the most. ``score``: the score of the
+    ``standing_by``: live processes without a shard. ``worst_slot_losses``: losses of the slot with the most. ``score``: the score of the
     detectors of slow ranks. ``usage`` is by slot.
     """
 

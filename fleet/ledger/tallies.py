@@ -34,7 +34,7 @@ LOST, STANDS_BY, STARTS, TRAINS = "lost", "stands by", "starts", "trains"
 
 @dataclass(frozen=True, slots=True)
 class SlotStatus:
-    """The process of a slot. ``shards`` is the half-open range that it computes, None when it is in no view. ``injected``: kinds of the
+    """The process of a slot. ``shards`` is the half-open range that it computes, None when it computes none. ``injected``: kinds of the
     injected faults that last, and are not healed. ``coordinate``: ``tensor=1``, where ranks compute a shard together; else empty."""
 
     slot: int
@@ -106,7 +106,7 @@ class Tally:
             case Resumed(gap=True):
                 self._open.clear()
             case ViewPublished(view=view):
-                self._joined = dict(zip(view.members, view.ranges, strict=True))
+                self._joined = {view.members[rank]: view.ranges[rank] for rank in view.computing}
                 for member in view.members:
                     if member.slot not in self._slots or self._slots[member.slot].incarnation < member.incarnation:
                         self._slots[member.slot] = SlotStatus(member.slot, member.incarnation, STARTS)

@@ -77,7 +77,7 @@ class Verdicts:
         """Take the next record."""
         match record:
             case ViewPublished(view=view):
-                self._ranks = len(view.members)
+                self._ranks = len(view.computing)
             case Committed(state=state, at_s=at_s):
                 if self._holds is not None:
                     self._holds.committed(at_s, state.step)

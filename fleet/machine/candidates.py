@@ -48,20 +48,21 @@ def situation(machine: MachineState, now_s: float) -> Situation:
             rank.member, rank.process.node, rank.state, useless or rank.dirty or (rank.state or floor) < floor, rank.member in joined,
             domains.get(rank.process.node, ""), ranks.get(rank.member, -1),
             max(0.0, leaving[rank.process.node] - now_s) if rank.process.node in leaving else math.inf,
+            keeps=rank.member not in machine.roster.apart,
         )
         for rank in chosen
     )  # fmt: skip
     starting, settings = len(machine.roster.by_slot) - len(built), machine.settings
     copies = settings.optimizer_copies * settings.group  # of each column so many ranks may go: those that stay have copies of their parts
-    least = len(joined) - copies if settings.spread else 0
-    if least > room(machine):
+    least, spares = len(joined) - copies if settings.spread else 0, spares_inside(machine)
+    if least > room(machine) + spares:
         probe("a smaller world is reached in several views")
     moves = machine.view is not None and chunks_move(machine, machine.view)
     return Situation(
-        candidates, max(room(machine), least), settings.min_ranks, _since_s(machine, chosen), starting, machine.checkpoints.newest_id,
+        candidates, room(machine), settings.min_ranks, _since_s(machine, chosen), starting, machine.checkpoints.newest_id,
         replicated=not settings.spread, replica_size=settings.replica_size, coordinates=settings.coordinates,
         may_leave=(0 if moves else copies) if settings.spread else math.inf,
-        most=settings.shards * settings.group, margin_s=margin_s(machine),
+        most=settings.shards * settings.group, margin_s=margin_s(machine), spares=max(spares, least - room(machine)),
     )  # fmt: skip
 
 
@@ -95,9 +96,18 @@ def _in_whole_groups(machine: MachineState, ranks: Sequence[Rank]) -> int:
 
 
 def room(machine: MachineState) -> int:
-    """The size of a whole view. Each group of ranks has at least one shard."""
+    """How many ranks compute in a whole view. Each group of ranks has at least one shard."""
     settings = machine.settings
     return min(settings.world, settings.shards * settings.group)
+
+
+def spares_inside(machine: MachineState) -> int:
+    """How many spares are in a whole view beside the ranks that compute: those of a sharded run keep a part of the state.
+
+    Where ranks compute a shard together, a spare has no coordinate before it is called, and so no column whose state it could keep.
+    """
+    settings = machine.settings
+    return settings.spares if settings.spread and not settings.in_columns else 0
 
 
 def is_incomplete(machine: MachineState, ranks: Sequence[Rank]) -> bool:

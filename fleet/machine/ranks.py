@@ -52,6 +52,12 @@ def ready(machine: MachineState, event: Ready, now_s: float) -> None:
     rank = machine.current(event.member)
     if rank is not None and rank.phase == RankPhase.STARTING:
         rank.phase, rank.beat_s, rank.reported, rank.ready_s = RankPhase.STANDBY, now_s, True, now_s
+        if event.apart and machine.settings.spread:
+            machine.roster.apart.add(rank.member)
+            if machine.view is None and rank.member.slot < machine.settings.world:
+                return  # it is a rank of the first view
+            reason = f"as a spare, rank {rank.member} stands by without a part of the {machine.settings.spread}: {event.apart}"
+            machine.decide("recovery", "warn", reason, None, now_s)
 
 
 def finished(machine: MachineState, event: Finished | Left, now_s: float) -> None:

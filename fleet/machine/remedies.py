@@ -15,7 +15,7 @@ from fleet.protocol.decisions import Decision, Prices
 from fleet.protocol.probes import probe
 from fleet.protocol.records import DecisionMade
 from fleet.protocol.slowness import ACTIONS, Circumstances, Remedy
-from fleet.protocol.types import Formation, View, assigned_by_group, groups
+from fleet.protocol.types import Formation, View, groups, shards_of
 from fleet.settings.run import WINDOW_S
 
 
@@ -31,7 +31,7 @@ def tick(machine: MachineState, now_s: float) -> None:
     if timings is None and now_s < slow.review_s:
         return
     slow.acted_s = [at_s for at_s in slow.acted_s if now_s - at_s < WINDOW_S]
-    seen = view if machine.settings.group == 1 else _first_of_groups(view)
+    seen = _judged(view, machine.settings.group)
     if timings is not None and seen is not view:
         rows = tuple(timings.rows[view.rank_of(member)] for member in seen.members)
         timings = replace(timings, members=seen.members, rows=rows)
@@ -42,19 +42,24 @@ def tick(machine: MachineState, now_s: float) -> None:
         _perform(machine, view, remedy, remedy.decision, now_s)
 
 
-def _first_of_groups(view: View) -> View:
-    """The view that the policy judges, where ranks compute a shard together: of each group the first rank alone.
+def _judged(view: View, group: int) -> View:
+    """The view that the policy judges: the ranks that compute shards, or of each ``group`` of ranks that compute together the first alone.
 
-    They wait for each other in each layer: the times of one are those of all, and do not say which of them is slow.
+    The ranks of a group wait for each other in each layer. So the times of one are those of all, and do not say which of them is slow.
     """
-    first = [group[0] for group in groups(view.members)]
+    first = view.computing if group == 1 else [each[0] for each in groups(view.members)]
+    if len(first) == len(view.members):
+        return view
     return replace(view, members=tuple(view.members[rank] for rank in first), ranges=tuple(view.ranges[rank] for rank in first))
 
 
 def _circumstances(machine: MachineState, view: View, now_s: float) -> Circumstances:
     roster, slow, joined = machine.roster, machine.stragglers, set(view.members)
     nodes = tuple(roster.by_slot[member.slot].process.node for member in view.members)
-    standby = (rank for rank in roster.in_order() if rank.phase == RankPhase.STANDBY and rank.member not in joined)
+    inside = machine.view.spares if machine.view is not None else ()
+    standby = (
+        rank for rank in roster.in_order() if rank.member in inside or (rank.phase == RankPhase.STANDBY and rank.member not in joined)
+    )
     spares = tuple((rank.member, rank.process.node) for rank in standby if slow.admits(rank.process.node, now_s))
     left = max(0, slow.total - machine.committed.step) if slow.total else float("inf")
     rate_per_s = len(machine.losses.all) / max(now_s - machine.uptime.started_s, 1.0)
@@ -100,7 +105,7 @@ def _perform(machine: MachineState, view: View, remedy: Remedy, decision: Decisi
         prices = replace(prices, shunned=tuple(shunned.items()))
     machine.write(DecisionMade("straggler", decision.action, decision.reason, prices, now_s))
     if decision.action == "rebalance":
-        ranges = assigned_by_group(view.members, lambda groups: remedy.ranges)
+        ranges = shards_of(view.members, len(view.computing), machine.settings.shards, lambda groups: remedy.ranges)
         reshare(machine, ranges, Formation(Decision("reshare", decision.reason), view.members), now_s)
     for rank in ranks:
         evict(machine, rank, TooSlow("evict" if decision.action == "evict" else "replace", decision.reason), now_s)

@@ -88,6 +88,7 @@ class Roster:
         outstanding: slots of ranks that may still step in a view, and have to leave it.
         long_call_s: when a rank of the view was last known to be in a long call.
         came_s: when the newest process came.
+        apart: ranks that keep no part of a sharded state while they stand by.
     """
 
     lemons: Mapping[int, Decision] = field(default_factory=dict)
@@ -106,6 +107,7 @@ class Roster:
     outstanding: set[int] = field(default_factory=set)
     long_call_s: float = 0.0
     came_s: float = 0.0
+    apart: set[Member] = field(default_factory=set)
 
     def grant(self, slot: int, claimed: int | None) -> int:
         """The incarnation for a new process of ``slot``: the next one, or the claimed one that an earlier coordinator granted."""
@@ -128,6 +130,7 @@ class Roster:
         self.outstanding.discard(rank.member.slot)
         self.dead_tokens.add(rank.token)
         self.condemned[rank.member] = rank
+        self.apart.discard(rank.member)
 
     def sent(self, member: Member, generation: int) -> None:
         """The rank is invited to ``generation``. It may step there until it quiesces there."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fleet.machine import nodes
-from fleet.machine.candidates import StateSource, fresh_wanted, is_incomplete, situation, source
+from fleet.machine.candidates import StateSource, fresh_wanted, is_incomplete, room, situation, source
 from fleet.machine.corruption import judge
 from fleet.machine.leaving import evict, gather, quiesce
 from fleet.machine.roster import Rank, RankPhase
@@ -17,7 +17,7 @@ from fleet.protocol.events import Formed
 from fleet.protocol.instructions import Propose, Publish
 from fleet.protocol.probes import probe
 from fleet.protocol.records import Committed, HistoryBegun, ViewPublished
-from fleet.protocol.types import Formation, Member, Ranges, StateId, View, assigned_by_group, in_words
+from fleet.protocol.types import Formation, Member, Ranges, StateId, View, in_words, shards_of
 
 
 def try_form(machine: MachineState, now_s: float, ask: bool) -> None:
@@ -82,14 +82,18 @@ def make_view(
     checkpoint: str | None = None,
     ranges: Ranges | None = None,
 ) -> View:
-    """The view of the next generation. Without ``ranges`` each group has as many shards as the speed of its slowest member allows."""
+    """The view of the next generation. Without ``ranges`` each group has as many shards as the speed of its slowest member allows.
+
+    The last members compute nothing, where there are more than :func:`fleet.machine.candidates.room`.
+    """
     machine.assembly.generation += 1
     if ranges is None:
         speeds = [machine.stragglers.speeds.get(member, 1.0) for member in members]
         placement, shards = machine.policies.placement, machine.settings.shards
-        ranges = assigned_by_group(
-            members, lambda groups: placement.weighted_ranges(shards, [min(speeds[place] for place in group) for group in groups])
-        )
+        ranges = shards_of(
+            members, room(machine), shards,
+            lambda groups: placement.weighted_ranges(shards, [min(speeds[place] for place in group) for group in groups]),
+        )  # fmt: skip
     ranks = [machine.roster.by_slot[member.slot] for member in members]
     copies = machine.checkpoints.targets(machine.policies.placement, [rank.process.node for rank in ranks])
     rest = (chosen.donor, chosen.receivers, state, ranks[chosen.donor].store, checkpoint, copies)

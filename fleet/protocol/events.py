@@ -90,9 +90,13 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The rank has built its model and can be put in a view; it holds no run state yet."""
+    """The rank has built its model and can be put in a view; it holds no run state yet.
+
+    ``apart``: why it cannot keep a part of a sharded state without a shard to compute. As a spare it then stands by without one.
+    """
 
     member: Member
+    apart: str = ""
 
 
 @dataclass(frozen=True, slots=True)

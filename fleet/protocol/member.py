@@ -318,9 +318,9 @@ class MemberProtocol:
 
     # ---- events of the rank ----------------------------------------------------------------------------------------------------------
 
-    def ready(self) -> None:
-        """The model is built; the rank can be put in a view."""
-        self._say(Ready(self.member))
+    def ready(self, apart: str = "") -> None:
+        """The model is built; the rank can be put in a view. ``apart``: see :class:`Ready`."""
+        self._say(Ready(self.member, apart))
 
     def next_view(self) -> View | None:
         """The published view to form now; ``formed`` or ``broken`` must follow."""

@@ -63,7 +63,7 @@ class Facts(Protocol):
 
     ``held``: the shards of the present step that the rank has computed. ``steady``: the tracked state does not change while shards are
     computed. ``spares_newcomers``: a rank may take a step without computing any shard of it. ``checks``: shards of other ranks to compute
-    again. ``testimony``: the rank's side of a comparison that failed.
+    again. ``testimony``: the rank's side of a comparison that failed. ``apart``: see :class:`fleet.protocol.events.Ready`.
     """
 
     @property
@@ -76,6 +76,8 @@ class Facts(Protocol):
     def checks(self) -> Collection[int]: ...
     @property
     def testimony(self) -> Finding | None: ...
+    @property
+    def apart(self) -> str: ...
 
     def formed(self, generation: int) -> bool:
         """Whether the forming of a group has ended, with success or not."""

@@ -276,7 +276,7 @@ class RankMachine:
         """
         if not self.over:
             yield Rehearse()
-        self.protocol.ready()
+        self.protocol.ready(self.facts.apart)
         while (yield from self._join_next()):
             while not self.over and not self._at_the_end:
                 step = self.here.step

@@ -101,7 +101,7 @@ class Shares(NamedTuple):
 def share(
     held: Sequence[Collection[int]], ranges: Sequence[tuple[int, int]], shards: int, idle: Collection[int] = (), giver: int = -1
 ) -> Shares:
-    """The ranks' shares of a step with some computed shards. Each shard counts once, and every rank has at least one.
+    """The ranks' shares of a step with some computed shards. Each shard counts once, and every rank with a range has at least one.
 
     Args:
         held: by view rank, the shards whose gradients it holds, summed up by :func:`cover`. A sum cannot be split again.
@@ -120,7 +120,7 @@ def share(
             probe("two ranks bring the same shard")
         kept.append([block for block in cover(shards_of_one, shards) if missing.issuperset(range(*block))])
         missing.difference_update(*(range(*block) for block in kept[-1]))
-    while len(missing) < sum(not blocks_of_one for blocks_of_one in kept):
+    while len(missing) < sum(not blocks_of_one and lo < hi for blocks_of_one, (lo, hi) in zip(kept, ranges, strict=True)):
         probe("a rank gives up a sum so that another has a shard")
         missing.update(range(*_smallest_to_spare(kept)))
     loads = [sum(hi - lo for lo, hi in one) for one in kept]

@@ -108,6 +108,12 @@ def assigned_by_group(members: Sequence[Member], assign: Callable[[Sequence[tupl
     return tuple(found[place] for place in range(len(members)))
 
 
+def shards_of(members: Sequence[Member], computing: int, shards: int, assign: Callable[[Sequence[tuple[int, ...]]], Ranges]) -> Ranges:
+    """By view rank, its shards: the first ``computing`` members have all, by :func:`assigned_by_group`, and spares behind them none."""
+    spares = len(members) - len(members[:computing])
+    return assigned_by_group(members[:computing], assign) + ((shards, shards),) * spares
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """The members of a view with one coordinate. Shards, sums, owners and guards are assigned among these ranks alone.
@@ -166,6 +172,16 @@ class View:
     def rank_of(self, member: Member) -> int:
         """View rank of ``member``, or -1."""
         return self.members.index(member) if member in self.members else -1
+
+    @property
+    def computing(self) -> tuple[int, ...]:
+        """The view ranks that compute shards."""
+        return tuple(rank for rank, (first, end) in enumerate(self.ranges) if first < end)
+
+    @property
+    def spares(self) -> tuple[Member, ...]:
+        """The members that compute no shard: spares that keep a part of a sharded state."""
+        return tuple(member for member, (first, end) in zip(self.members, self.ranges, strict=True) if first == end)
 
     def group_of(self, member: Member) -> tuple[int, ...]:
         """The view ranks that compute shards together with ``member``, which is in the view, in the order of their coordinates."""
@@ -329,7 +345,8 @@ class Candidate:
     """A live rank that could be in the next view. ``state`` is None when it holds none; ``in_view``: it is in the present view.
 
     ``domain``: the domain path of its node, see :mod:`fleet.protocol.domains`; "" when it is not known. ``view_rank``: its rank in the
-    present view, or -1. ``goes_in_s``: seconds until its node is taken away; infinite without a notice.
+    present view, or -1. ``goes_in_s``: seconds until its node is taken away; infinite without a notice. ``keeps``: it can keep a part
+    of a sharded state while it stands by.
     """
 
     member: Member
@@ -340,6 +357,7 @@ class Candidate:
     domain: str = ""
     view_rank: int = -1
     goes_in_s: float = math.inf
+    keeps: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +367,8 @@ class Situation:
     ``replicated``: each rank, or each group of ``coordinates``, holds the whole state. ``replica_size``: number of view ranks in a row that
     form a group. ``may_leave``: so many members can leave a running view at one time without a part of the state. ``most``: the largest
     view. ``margin_s``: a rank whose node goes within so long leaves, also where no other rank takes its place. ``coordinates``: one rank of
-    each of them computes shards together; a candidate without a coordinate is in no view.
+    each of them computes shards together; a candidate without a coordinate is in no view. ``spares``: so many members beyond ``world`` keep
+    a part of a sharded state, and compute no shard.
     """
 
     candidates: tuple[Candidate, ...]
@@ -364,6 +383,7 @@ class Situation:
     most: float = math.inf
     margin_s: float = 0.0
     coordinates: tuple[Coordinate, ...] = ((),)
+    spares: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,10 @@ class Sampling:
         return begin + verification % (end - begin)
 
 
+NONE = -1
+"""In the place of a shard: there is none."""
+
+
 class Samples(NamedTuple):
     """By view rank: its ``own`` shard that another rank computes again, the ``checked`` shard that it computes again, and its owner.
 
@@ -61,14 +65,14 @@ class Samples(NamedTuple):
 def samples(sampling: Sampling, step: int, ranges: Sequence[tuple[int, int]], shards: int) -> Samples | None:
     """The samples of ``step``: one shard of each rank, and another rank, which changes, to compute it again. None: no verification.
 
-    Of ``every`` steps the last one is verified, so that a run does not begin with a verification.
+    Of ``every`` steps the last one is verified, so that a run does not begin with a verification. A rank without shards has :data:`NONE`.
     """
     ranks = len(ranges)
-    every = sampling.every(shards, ranks) if ranks > 1 else 0
+    every = sampling.every(shards, sum(begin < end for begin, end in ranges)) if ranks > 1 else 0
     if every == 0 or step % every != every - 1:
         return None
     number = step // every
-    own = tuple(sampling.shard(number, begin, end) for begin, end in ranges)
+    own = tuple(sampling.shard(number, begin, end) if begin < end else NONE for begin, end in ranges)
     distance = 1 + number % (ranks - 1)
     owners = tuple((rank + distance) % ranks for rank in range(ranks))
     return Samples(own, tuple(own[owner] for owner in owners), owners, number)

@@ -42,7 +42,7 @@ from fleet.simulation.endings import DoneOnce, FinalKept, InOrder
 from fleet.simulation.model import POISON, SPOILED, gradient
 from fleet.simulation.outages import AllWait, Corruption, Durable, Excused, OneHistory, SavesAlone
 from fleet.simulation.ranks import SimRank
-from fleet.simulation.serving import Copies, EachUnit, Gathers, GradientsAdded, Near, Recuts, Serves, Together, TwoPhase
+from fleet.simulation.serving import Copies, EachUnit, Gathers, GradientsAdded, Near, Recuts, Serves, SparesKeep, Together, TwoPhase
 from fleet.simulation.slow_ranks import ChangesBounded, HealthyStay
 from fleet.simulation.stage import Stage
 
@@ -532,7 +532,7 @@ CHECKERS: tuple[type[InvariantChecker], ...] = (
     Donor, Dirty, Stale, Repeats, Together, TwoPhase, OneIncarnation, ExactlyOnce, Corruption, Identical, Agreement, WholeCheckpoint,
     Restored, Persisted, Journal, Rebuilt, FinalKept, InOrder, DoneOnce, Ends, BudgetsHold, HealthyStay, ChangesBounded, Traffic, AllWait,
     OneHistory, Durable, SavesAlone, Excused, Gathers, GradientsAdded, Serves, Near, Copies, Recuts,
-    EachUnit,
+    EachUnit, SparesKeep,
 )  # fmt: skip
 HOOKS = (
     "record", "truncated", "sent", "reported", "checkpoint", "restored", "end", "meet", "joining", "joined", "contribute", "completed",

@@ -124,6 +124,8 @@ class Plan:
 
     ``rack``: number of nodes in a row that are in one failure domain; 0: domains are not known.
 
+    ``roomless``: slots whose processes have no room for a part of a sharded state while they stand by.
+
     ``statuses``: the allowed ends of the run. A failed run fails for one of ``failures``.
     """
 
@@ -147,6 +149,7 @@ class Plan:
     ended_at: int = 0
     on_top: bool = False
     ended_by: tuple[int, ...] = ()
+    roomless: tuple[int, ...] = ()
     save_every_s: float = 1.5
     copy_every_s: float | None = None
     troubles: tuple[Trouble, ...] = ()
@@ -196,6 +199,8 @@ def random_plan(seed: int, *, sharded: bool = False) -> Plan:
         build_s=rng.choice(((0.01, 0.1), (0.1, 1.0))),
         save_every_s=rng.choice((0.5, 1.5, 6.0, 1000.0)),
     )
+    if sharded and spares and stream(seed, "room").random() < 0.25:
+        plan = replace(plan, roomless=(settings.slots - 1,))
     plan = _with_network(plan, stream(seed, "network plan"))
     plan, more = _with_copies(plan, stream(seed, "copies"))
     return with_troubles(plan, random_troubles(plan, stream(seed, "troubles")) + more)

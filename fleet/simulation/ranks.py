@@ -96,6 +96,12 @@ class SimLayout:
         """Stands for the digest that this rank compares with all others before each sum."""
         return self.weights
 
+    @property
+    def apart(self) -> str:
+        """Why the rank keeps no part of a sharded state while it stands by."""
+        world = self.rank.world
+        return "it lacks 1 byte" if world.settings.spread and self.rank.member.slot in world.plan.roomless else ""
+
     def reset(self) -> None:
         """Drop all of the present attempt."""
         self.held = {}
@@ -393,8 +399,8 @@ class SimRank:
     # ---- the rank machine ----------------------------------------------------------------------------------------------------------------
 
     def obey(self) -> None:
-        """Carry out the rank machine's orders, and send its messages."""
-        while self.rank_machine.orders:
+        """Carry out the rank machine's orders, and send its messages. A process that was killed meanwhile carries out none."""
+        while self.alive and self.rank_machine.orders:
             match self.rank_machine.orders.pop(0):
                 case Form(formed):
                     form_s = self.world.settings.timeouts.form_s

@@ -55,6 +55,49 @@ class GradientsAdded(InvariantChecker):
         self.require(not other, f"{rank} has other gradients of shards {other} than the ranks that report them")
 
 
+class SparesKeep(InvariantChecker):
+    """5, for spares in a view of a sharded run: they have room for a part of the state, never newer than all ranks' sums allow."""
+
+    name = "spares"
+
+    def __init__(self, world: Stage) -> None:
+        super().__init__(world)
+        self._computed: set[Member] = set()
+
+    def record(self, record: Record) -> None:
+        if not isinstance(record, ViewPublished):
+            return
+        view, settings = record.view, self.world.settings
+        self._computed |= {view.members[rank] for rank in view.computing}
+        if not view.spares:
+            return
+        self.require(bool(settings.spread), f"generation {view.generation} has spares, and each rank has the whole state")
+        self.require(
+            view.computing == tuple(range(len(view.computing))), f"spares of generation {view.generation} are not its last members"
+        )
+        for member in set(view.spares) - self._computed:
+            self.require(member.slot not in self.world.plan.roomless, f"{member} has no room for a part of the state, and gets one")
+
+    def sent(self, machine: FleetMachine, instruction: Instruction) -> None:
+        if isinstance(instruction, Publish | Propose):
+            view, settings = instruction.view, machine.state.settings
+            most = min(len(view.members), settings.world, settings.shards * settings.group)
+            self.require(
+                len(view.computing) >= most, f"of generation {view.generation} {len(view.computing)} ranks compute, and could {most}"
+            )
+
+    def commit(self, rank: SimRank, state: StateId) -> None:
+        view = rank.protocol.view
+        if view is None or rank.member not in view.spares:
+            return
+        for member in view.members:
+            other = self.process(member)
+            if other is not None and other.alive and other.protocol.view is view and other.protocol.state is not None:
+                behind = other.protocol.state
+                fits = behind.history != state.history or behind.step >= state.step or other.rank_machine.vote.keeps
+                self.require(fits, f"the part of spare {rank} is of {state}, and {other} is at {behind} without its sums")
+
+
 class _Reaches(InvariantChecker):
     """A checker that knows which keepers a rank could have asked."""
 

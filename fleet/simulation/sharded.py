@@ -90,9 +90,11 @@ class SimChunks:
         lo, hi = bounds(LENGTH, chunk)
         return any(start <= lo and hi <= stop for start, stop in (bounds(LENGTH, one) for one in self.chunks))
 
-    def _has_all(self, chunks: tuple[Chunk, ...]) -> bool:
-        """Whether the rank has all elements of ``chunks``."""
-        return all(one.source == 0 for one in route([self.chunks + self.more + self.beside], chunks, LENGTH, 0))
+    def _worth(self, chunks: tuple[Chunk, ...]) -> int:
+        """The value of ``chunks``, slices that are in place beside the others included; poison where the rank lacks some element."""
+        if _covers(self.chunks + self.beside, chunks):
+            return self.value
+        return self.value if self.more_value == self.value and _covers(self.chunks + self.more + self.beside, chunks) else POISON
 
     def claim(self) -> Claim:
         """This rank's claim."""
@@ -166,7 +168,7 @@ class SimChunks:
             return
         column = view.column_of(self.rank.member)
         me = column.rank_of(self.rank.member)
-        value = self.value if self._has_all(recut.wanted.kept(me)) and (not self.more or self.more_value == self.value) else POISON
+        value = self._worth(recut.wanted.kept(me))
         self.cut, self.recut = recut.wanted, None
         self.hold(self.cut.kept(me), value, self.at)
         self.layout.weights = value if self.layout.weights != POISON else POISON
@@ -206,7 +208,7 @@ class SimChunks:
             yield from self._move(group, there, wanted, target)
         else:
             has_none = there[me].state is None
-            value = self.layout.weights if has_none else self.value if self._has_all(cut.kept(me)) else POISON
+            value = self.layout.weights if has_none else self._worth(cut.kept(me))
             self.hold(cut.kept(me), value, target)
         self.cut, self.recut = cut or wanted, None
         watch.begins(self.rank, group.view, self.cut, target, self.value)
@@ -248,6 +250,11 @@ class SimChunks:
                 self.beside = tuple(chunk for chunk in dict.fromkeys(self.beside + wanted) if chunk not in self.chunks)
             raise
         self.hold(wanted, value, target)
+
+
+def _covers(held: tuple[Chunk, ...], chunks: tuple[Chunk, ...]) -> bool:
+    """Whether ``held`` has all elements of ``chunks``."""
+    return all(one.source == 0 for one in route([held], chunks, LENGTH, 0))
 
 
 def assembled(

@@ -140,6 +140,10 @@ class SimStep:
     def testimony(self) -> Finding | None:
         return self.chunk_check.open or self.replica_check.open
 
+    @property
+    def apart(self) -> str:
+        return self.layout.apart
+
     def formed(self, generation: int) -> bool:
         return self.rank.groups[generation][1].done
 

@@ -17,6 +17,8 @@ from tests.support.moments import MOMENTS, Moment
 from tests.support.undisturbed import Undisturbed
 
 STEPS = {"width": "1021", "units": "yes", "steps": "14", "pause_s": "0.01"}
+SPARE = 3
+"""The slot behind those of three ranks."""
 CHECKPOINTS = ("in-a-checkpoint", "writes-a-checkpoint")
 
 
@@ -56,11 +58,25 @@ def test_a_second_one_is_killed_in_the_view_that_follows(name: str, tmp_path: Pa
     held(moments.dies_at, cut(tmp_path, name, world=4, optimizer_copies=2), tmp_path, whole)
 
 
-@pytest.mark.parametrize(
-    ("train", "spares"), [(moments.a_joining_rank_dies, 1), (moments.a_joining_rank_dies, 0), (moments.a_giver_dies, 1)]
-)
-def test_a_rank_is_killed_while_another_joins(train: Callable[[Any], None], spares: int, tmp_path: Path, whole: str) -> None:
+def test_a_process_is_killed_that_takes_the_place_of_a_lost_one(tmp_path: Path, whole: str) -> None:
     """Steps take long enough that another process is up before the last."""
-    chosen = cut(tmp_path, world=3, spares=spares, optimizer_copies=2)
-    options = {**chosen.options, **({} if spares else {"pause_s": "0.25"})}
-    held(train, dataclasses.replace(chosen, options=options), tmp_path, whole)
+    chosen = cut(tmp_path, world=3, optimizer_copies=2)
+    held(moments.a_joining_rank_dies, dataclasses.replace(chosen, options={**chosen.options, "pause_s": "0.25"}), tmp_path, whole)
+
+
+COPIED = [name for name, moment in MOMENTS.items() if moment.second]
+"""Moments from which a spare comes into the view until it has all of its part."""
+KEPT = (
+    "serves-a-stretch", "a-gradient-has-come", "before-the-sum", "means-travel", "before-ready", "behind-ready", "before-apply", "in-apply",
+    "behind-apply", "at-the-end",
+)  # fmt: skip
+"""Moments of a spare that keeps a part, and computes no shard."""
+
+
+@pytest.mark.parametrize(
+    ("victim", "name"), [*((SPARE, name) for name in (*COPIED, *KEPT)), *((1, name) for name in COPIED), (0, "gives-the-rest")]
+)
+def test_a_spare_gets_or_keeps_its_part_as_a_rank_is_killed(victim: int, name: str, tmp_path: Path, whole: str) -> None:
+    """Slot 0 gives the spare all but its chunks."""
+    options = {**STEPS, "moment": name, "victim": str(victim)}
+    held(moments.dies_beside_a_spare, cut(tmp_path, world=SPARE, spares=1, options=options), tmp_path, whole)

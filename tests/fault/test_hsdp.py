@@ -32,15 +32,18 @@ def other(undisturbed: Undisturbed) -> str:
 
 
 class Injection:
-    """Kills the ranks at some places of the first full view of four, once it has trained for a while, and remembers that view."""
+    """Kills the ranks at some places of a view with all ranks and spares, once it has trained for a while, and remembers that view."""
 
     def __init__(self, *places: int) -> None:
         self.places = places
         self.view: View | None = None
 
     def __call__(self, fleet: PlainFleet) -> None:
-        fleet.wait_for(lambda: fleet.step >= INJECTED_AT and len(fleet.census()) == fleet.settings.slots)  # the spare is there, too
-        self.view = [one.view for one in of(ViewPublished, fleet.records()) if len(one.view.members) == 4][-1]
+        def whole() -> list[View]:
+            return [one.view for one in of(ViewPublished, fleet.records()) if len(one.view.members) == fleet.settings.slots]
+
+        fleet.wait_for(lambda: fleet.step >= INJECTED_AT and bool(whole()))
+        self.view = whole()[-1]
         for place in self.places:
             fleet.kill(self.view.members[place].slot)
 
@@ -61,9 +64,9 @@ def test_a_spare_takes_the_place_of_a_member_that_is_lost(place: int, tmp_path: 
     [lost] = [one.member for one in of(ProcessLost, records)][:1]
     assert lost == inject.view.members[place]
     first = after(records, inject.view)[0]
-    stayed = [member for at, member in enumerate(inject.view.members) if at != place]
-    assert [member for at, member in enumerate(first.members) if at != place] == stayed
-    assert first.members[place].slot not in {member.slot for member in inject.view.members}
+    [spare] = inject.view.spares
+    assert first.members == tuple(spare if at == place else inject.view.members[at] for at in range(4))
+    assert not first.spares
 
 
 def test_without_a_spare_who_is_left_of_a_group_computes_beside_the_full_one(tmp_path: Path, other: str) -> None:

@@ -40,11 +40,13 @@ class Story:
         graceful: bool = False,
         causes: tuple[str, ...] = (),
         group: int = 1,
+        spares: int = 0,
     ) -> None:
-        """``group``: so many ranks in a row compute a shard together."""
+        """``group``: so many ranks in a row compute a shard together. ``spares``: so many of the last members compute none."""
         places = [(("tensor", rank % group),) if group > 1 else () for rank in range(len(members))]
         in_view = tuple(Member(slot, incarnation, place) for (slot, incarnation), place in zip(members, places, strict=True))
-        ranges = tuple((16 * i // len(in_view), 16 * (i + 1) // len(in_view)) for i in range(len(in_view)))
+        computing = len(in_view) - spares
+        ranges = tuple((16 * i // computing, 16 * (i + 1) // computing) for i in range(computing)) + ((16, 16),) * spares
         view = View(generation, in_view, ranges, 0, (), StateId(history, step), "127.0.0.1:1")
         self.records.append(r.ViewPublished(view, at / 1e3, "because", graceful, causes))
 

@@ -33,6 +33,20 @@ def test_each_shard_counts_once_and_every_rank_brings_something(situation: tuple
     assert set(leaves) <= tree(shards)
 
 
+@given(situations(), st.integers(1, 3))
+def test_a_rank_without_a_range_takes_no_sum_from_another(situation: tuple[int, int, list[set[int]]], spares: int) -> None:
+    """A spare of a sharded run computes lost shards alone, and nothing where all are held."""
+    shards, ranks, held = situation
+    spans = (*ranges(shards, ranks), *((shards, shards),) * spares)
+    found = share([*held, *([set()] * spares)], spans, shards)
+    contributed = [shard for kept in found.kept for block in kept for shard in range(*block)]
+    contributed += [shard for assigned in found.assigned for shard in assigned]
+    assert sorted(contributed) == list(range(shards))
+    whole = share([set(range(lo, hi)) for lo, hi in spans], spans, shards)
+    assert not any(whole.assigned) and all(whole.kept[:ranks]) and not any(whole.kept[ranks:])
+    assert share([()] * len(spans), spans, shards).assigned[ranks:] == ((),) * spares
+
+
 @given(situations())
 def test_survivors_of_one_view_keep_all_they_hold(situation: tuple[int, int, list[set[int]]]) -> None:
     """Of ranges that tile the shards, some are lost and their ranks replaced: only what they held is dealt again, evenly."""

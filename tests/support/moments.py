@@ -74,6 +74,7 @@ MOMENTS = {
     "writes-a-checkpoint": Moment("a part is about to be written", "actors.rank.state.saving:Saver._write"),
     "at-the-end": Moment("the digest of the whole is taken", f"{LAYOUT}.digest"),
     "asks-ahead": Moment("the next unit is on its way to it while one computes", f"{EXCHANGE}.ask", behind=True),
+    "gives-the-rest": Moment("a newcomer has all but the chunks", f"{ZERO1}.resharding:Resharding._give_the_rest", True, second=True),
     "claims": Moment("the view behind a loss begins", f"{ZERO1}.resharding:Resharding.exchange", second=True),
     "introduced": Moment("servers know each other, chunks do not move yet", f"{LAYOUT}.introduce", True, second=True),
     "placed": Moment("the ranks go on with the chunks that they have", f"{LAYOUT}.place", True, second=True),
@@ -97,8 +98,19 @@ def dies_at(run: Any) -> None:
     trains.plain(run)
 
 
+def dies_beside_a_spare(run: Any) -> None:
+    """The slot that the option ``victim`` names, the spare or another, dies at the ``moment``, once, in a view that the spare is in."""
+
+    def inside() -> bool:
+        view = run._loop.client.protocol.view
+        return view is not None and bool(view.spares)
+
+    _inject(run, "second", int(run.options["victim"]), MOMENTS[run.options["moment"]], inside, at=-1)
+    trains.plain(run)
+
+
 def a_joining_rank_dies(run: Any) -> None:
-    """Slot 1 is lost; whoever comes for it, a spare or another process, is killed while slices of chunks are on their way to it, once."""
+    """Slot 1 is lost; the process that comes for it is killed while slices of chunks are on their way to it, once."""
     from actors.rank.fsdp.layout import FsdpLayout
 
     placed: list[int] = []
@@ -112,14 +124,6 @@ def a_joining_rank_dies(run: Any) -> None:
     _inject(run, "first", VICTIM, MOMENTS["in-a-forward"], lambda: True)
     first = Path(run.options["flags"]) / "first"
     _inject(run, "second", None, MOMENTS["slices-leave"], lambda: first.exists() and len(placed) == 1, at=-1)
-    trains.plain(run)
-
-
-def a_giver_dies(run: Any) -> None:
-    """Slot 1 is lost; slot 2 is killed when it has given all but the chunks to whoever comes for slot 1, once."""
-    gives = Moment("", f"{ZERO1}.resharding:Resharding._give_the_rest", True, _with_a_newcomer)
-    _inject(run, "first", VICTIM, MOMENTS["in-a-forward"], lambda: True)
-    _inject(run, "second", 2, gives, (Path(run.options["flags"]) / "first").exists)
     trains.plain(run)
 
 
@@ -170,10 +174,6 @@ def first_evaluates(run: Any) -> None:
             return {"first": float(model.eval()(trains.Numbers()[0][0][None])[0, 0])}
 
     trains.plain(run, lambda run, step, committed: run.evaluate(judge))
-
-
-def _with_a_newcomer(resharding: Any, group: Any, view: Any, there: Any) -> bool:
-    return any(claim.state is None for claim in there)
 
 
 def _inject(run: Any, name: str, slot: int | None, moment: Moment, also: Callable[[], bool], at: int = AT) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from actors.rank.state.optimizers import values_an_element
 from actors.rank.step.flats import ALL
 from actors.rank.step.gradients import GradientBuffers
 from actors.rank.zero1.chunked import ELEMENTWISE, OptimizerChunks, check
@@ -124,6 +125,20 @@ def test_chunks_have_the_bits_of_the_whole_and_keep_them_when_they_move(kind: ty
             share_parameters(ranks)
     for found, expected in zip(ranks.assembled(2), unsharded(kind, dtype), strict=True):
         assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("given", [{}, {"momentum": 0.5}, {"amsgrad": True}, {"momentum": 0.5, "centered": True}], ids=str)
+@pytest.mark.parametrize("kind", ELEMENTWISE, ids=[kind.__name__ for kind in ELEMENTWISE])
+def test_how_many_values_an_optimizer_keeps_of_each_element(kind: type[torch.optim.Optimizer], given: dict[str, Any]) -> None:
+    parameter = nn.Parameter(torch.ones(7))
+    try:
+        optimizer = kind([parameter], **({"lr": 0.1} | given))  # type: ignore[call-arg]
+    except TypeError:
+        return  # it has no such option
+    parameter.grad = torch.ones(7)
+    optimizer.step()
+    kept = sum(isinstance(value, torch.Tensor) and value.shape == (7,) for value in optimizer.state[parameter].values())
+    assert values_an_element(optimizer, optimizer.param_groups[0]) == kept
 
 
 def share_parameters(ranks: Ranks) -> None:

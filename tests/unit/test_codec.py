@@ -72,12 +72,12 @@ def test_an_unknown_message_is_refused_by_name() -> None:
 
 
 def test_a_message_of_another_version_is_refused_by_its_number_of_fields() -> None:
-    with pytest.raises(ProtocolError, match="Ready has 1 fields, the message has 2"):
-        EVENTS.decode(b'["Ready", [0, 0], 5]')
+    with pytest.raises(ProtocolError, match="Ready has 2 fields, the message has 3"):
+        EVENTS.decode(b'["Ready", [0, 0], "", 6]')
     with pytest.raises(ProtocolError, match="Member has 3 fields, the message has 4"):
-        EVENTS.decode(b'["Ready", [0, 0, [], 0]]')
+        EVENTS.decode(b'["Ready", [0, 0, [], 0], ""]')
     with pytest.raises(ProtocolError, match="Member has 3 fields, the message has 1"):
-        EVENTS.decode(b'["Ready", [0]]')
+        EVENTS.decode(b'["Ready", [0], ""]')
 
 
 def test_nested_values_come_back_as_what_they_were() -> None:

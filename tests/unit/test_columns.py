@@ -39,13 +39,13 @@ def view_of(*receivers: int, shards: int = SHARDS) -> View:
 
 
 def test_an_empty_coordinate_is_not_written_and_one_that_is_absent_is_empty() -> None:
-    assert EVENTS.to_json(Ready(Member(2, 1))) == ["Ready", [2, 1]]
-    assert EVENTS.decode(b'["Ready", [2, 1]]').member.coordinate == ()
-    assert EVENTS.decode(b'["Ready", [2, 1, []]]').member.coordinate == ()
+    assert EVENTS.to_json(Ready(Member(2, 1))) == ["Ready", [2, 1], ""]
+    assert EVENTS.decode(b'["Ready", [2, 1], ""]').member.coordinate == ()
+    assert EVENTS.decode(b'["Ready", [2, 1, []], ""]').member.coordinate == ()
 
 
 def test_a_coordinate_comes_back() -> None:
-    assert EVENTS.to_json(Ready(MEMBERS[1])) == ["Ready", [1, 0, [["tensor", 1]]]]
+    assert EVENTS.to_json(Ready(MEMBERS[1])) == ["Ready", [1, 0, [["tensor", 1]]], ""]
     again = INSTRUCTIONS.decode(INSTRUCTIONS.encode(Publish(view_of())))
     assert [member.coordinate for member in again.view.members] == [LEFT, RIGHT, LEFT, RIGHT]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fleet.errors import ConfigError
 from fleet.protocol.types import Member, StateId
-from fleet.protocol.verification import Sampling, expected_steps_to_detection, samples
+from fleet.protocol.verification import NONE, Sampling, expected_steps_to_detection, samples
 from policies.corruption import MajorityRules, after_vote, vote
 from tests.support.undetected import hit_probability, undetected_ratio
 
@@ -157,6 +157,14 @@ def test_every_rank_is_checked_by_another_one_and_by_each_in_turn() -> None:
 def test_off_or_alone_nothing_is_computed_again() -> None:
     assert samples(Sampling(budget=0.0), 9, [(0, 8), (8, 16)], 16) is None
     assert samples(Sampling(budget=1.0), 9, [(0, 16)], 16) is None
+
+
+def test_a_spare_checks_others_and_is_not_checked() -> None:
+    """It computes no shard of its own. The sums that it adds up are checked like any other's."""
+    found = [samples(Sampling(budget=1.0), step, [(0, 8), (8, 16), (16, 16)], 16) for step in range(6)]
+    taken = [one for one in found if one is not None]
+    assert len(taken) == 6 and all(one.own[2] == NONE and 0 <= one.own[0] < 8 <= one.own[1] for one in taken)
+    assert all(one.owners[rank] != rank and one.checked[rank] == one.own[one.owners[rank]] for one in taken for rank in range(3))
 
 
 def test_who_has_no_voice_is_judged_by_those_who_have() -> None:

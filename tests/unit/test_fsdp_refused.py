@@ -12,8 +12,9 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from actors.rank.fsdp.room import GIB, check, free_bytes
+from actors.rank.fsdp.room import check
 from actors.rank.fsdp.taken import Unit, mesh_of_one, take_over
+from actors.rank.state.room import GIB, free_bytes
 from actors.rank.state.tracked import TrackedState
 from actors.rank.step.train_step import TrainStep
 from actors.rank.telemetry.recorder import Recorder

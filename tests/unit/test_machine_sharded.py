@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from fleet.protocol.causes import Departure, ProcessEnded
 from fleet.protocol.events import Quiesced, Ready
 from fleet.protocol.facts import ProcessLost
-from fleet.protocol.instructions import Instruction, Publish
-from fleet.protocol.records import HistoryBegun
+from fleet.protocol.instructions import Instruction, Propose, Publish
+from fleet.protocol.records import DecisionMade, HistoryBegun
 from fleet.protocol.types import StateId
 from tests.unit.test_machine import STEP_3, STEP_4, Bench, member, only
 
@@ -51,3 +51,16 @@ def test_when_no_other_rank_may_have_it_a_new_history_begins() -> None:
     assert (view.state, view.checkpoint) == (StateId(1, 0), None)
     [begun] = bench.of(HistoryBegun)
     assert "some of the optimizer's state was lost" in begun.reason
+
+
+def test_a_spare_that_lacks_memory_for_a_part_is_named_with_the_bytes_and_stands_by_without() -> None:
+    bench = Bench(world=2, spares=1, optimizer_sharding="fsdp").start(STEP_3)
+    assert only(Propose, bench.after(1.0)).view.spares == (member(2),)
+    other = Bench(world=2, spares=1, optimizer_sharding="fsdp").start(STEP_3)
+    other.send(ProcessLost(member(2), ProcessEnded(), at_s=other.now_s))
+    other.join(2, "roomless", 1)
+    other.send(Ready(member(2, 1), "it takes 7 GiB, and there is room for 5"))
+    assert not [one for one in other.after(1.0) if isinstance(one, Propose)]
+    said = [one.reason for one in other.of(DecisionMade) if one.action == "warn"]
+    why = "it takes 7 GiB, and there is room for 5"
+    assert said == [f"as a spare, rank 2.1 stands by without a part of the {other.settings.spread}: {why}"]

@@ -67,6 +67,31 @@ def test_spares_are_promoted_in_the_same_view_where_it_does_not_go_on_without_th
     assert slots(POLICY.form(parts, 0.0).members) == [0, 2, 3, 4], "each rank holds a part"
 
 
+def test_spares_of_a_sharded_run_come_into_the_view_and_stay_there() -> None:
+    whole = [candidate(slot) for slot in range(4)]
+    there = dataclasses.replace(situation(*whole, *SPARES), replicated=False, spares=2)
+    assert slots(POLICY.form(there, 0.0).members) == [0, 1, 2, 3], "the others go on first"
+    assert slots(POLICY.grow(there, SETTLE_S).members) == [0, 1, 2, 3, 4, 5], "as many as the run has spares"
+    inside = dataclasses.replace(situation(*whole, candidate(4)), replicated=False, spares=1)
+    assert slots(POLICY.form(inside, 0.0).members) == [0, 1, 2, 3, 4], "it has a part of the state"
+    assert POLICY.grow(inside, SETTLE_S).decision.reason == "the world is full"
+
+
+def test_a_rank_whose_node_goes_does_not_stay_for_the_seat_of_a_spare() -> None:
+    leaving = dataclasses.replace(candidate(1), goes_in_s=60.0)
+    there = dataclasses.replace(situation(candidate(0), leaving, *map(candidate, (2, 3, 4))), replicated=False, spares=1, may_leave=1)
+    formation = POLICY.grow(there, SETTLE_S)
+    assert (formation.decision.action, slots(formation.members)) == ("shrink", [0, 2, 3, 4])
+
+
+def test_a_spare_without_room_for_a_part_comes_only_where_a_rank_is_missing() -> None:
+    roomless = dataclasses.replace(SPARES[0], keeps=False)
+    there = dataclasses.replace(situation(*map(candidate, range(4)), roomless, SPARES[1]), replicated=False, spares=2)
+    assert slots(POLICY.grow(there, SETTLE_S).members) == [0, 1, 2, 3, 5]
+    missing = dataclasses.replace(situation(*map(candidate, range(3)), roomless), replicated=False, spares=2)
+    assert slots(POLICY.grow(missing, SETTLE_S).members) == [0, 1, 2, 4]
+
+
 def test_holders_of_the_newest_state_come_first() -> None:
     formation = POLICY.form(
         situation(candidate(0, None, in_view=False), candidate(1, 5), candidate(2, 6), candidate(3, 6, dirty=True), world=2), 0.0

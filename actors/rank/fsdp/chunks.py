@@ -37,6 +37,7 @@ class ChunkedModel(OptimizerChunks):
             before there are chunks: all values can be read.
     """
 
+    keeps_parameters = True
     _memory: dict[int, list[_Memory]]
     _unread = False
 

@@ -130,6 +130,10 @@ class Membership:
     def testimony(self) -> Finding | None:
         return self._served.verify.testimony
 
+    @property
+    def apart(self) -> str:
+        return self._served.layout.apart
+
     def formed(self, generation: int) -> bool:
         parts = [each[generation] for each in (self._groups, self._together) if generation in each]
         return all(isinstance(part, Group) or part.done for part in parts)

@@ -13,6 +13,14 @@ ONE_A_PARAMETER = frozenset({"step", "mu_product", "eta", "mu"})
 """Values of an optimizer's state that are one number for a parameter, also if the parameter has a single element."""
 
 
+def values_an_element(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> int:
+    """How many values the state of an element-wise optimizer of ``torch.optim`` has for each element of a parameter of ``group``."""
+    name, given = type(optimizer).__name__, {key: bool(group.get(key)) for key in ("momentum", "amsgrad", "centered")}
+    if name == "SGD":
+        return int(given["momentum"])
+    return {"Adagrad": 1, "ASGD": 1, "RMSprop": 1 + given["momentum"] + given["centered"]}.get(name, 2 + given["amsgrad"])
+
+
 def is_cut(key: str, value: Any, parameter: torch.Tensor) -> bool:
     """Whether this value of a parameter's state has one element for each element of the parameter."""
     return isinstance(value, torch.Tensor) and value.shape == parameter.shape and key not in ONE_A_PARAMETER

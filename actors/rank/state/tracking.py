@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from actors.rank.fsdp import room
 from actors.rank.fsdp.copies import check_copies
 from actors.rank.fsdp.gathered import cast_whole
+from actors.rank.fsdp.room import check
 from actors.rank.fsdp.taken import Unit
+from actors.rank.state.room import free_bytes
 from actors.rank.state.tracked import StageCut, TrackedState
 from actors.rank.state.weights import WeightFiles, load_weights
 from actors.rank.zero1.chunked import check_tracked
@@ -49,7 +50,7 @@ def tracked(
     state.readers, state.units = readers, units
     state.casts = any(unit.precision.parameters is not None for unit in units)
     if units and chunked:
-        state.ahead = room.check(units, room.free_bytes(device))
+        state.ahead = check(units, free_bytes(device))
     if not chunked:
         state.free = cast_whole(units)
     if settings.optimizer_sharding != "none":

@@ -143,6 +143,13 @@ class StateLayout:
         return self.gradients.buffers.constant
 
     @property
+    def apart(self) -> str:
+        """Why this rank cannot keep a part of a sharded state while it computes no shard; empty where it can."""
+        if self.kept is None or not self.given.settings.spares:
+            return ""
+        return self.gradients.buffers.wants or self.kept.lacks
+
+    @property
     def there(self) -> Collection[int] | None:
         """The shards whose gradients this rank has, of all that it adds up for others; None: it adds up its own shards alone.
 

@@ -49,10 +49,13 @@ class ModuleBuffers:
     """The buffers of ``modules``, which are given by name, in a run with so many ``shards``.
 
     For each step: :meth:`begin_step`, then :meth:`restore` before each shard and :meth:`collect` after it, then :meth:`commit`.
+
+    Attributes:
+        followed: ranks without a shard take steps, too: no forward may begin to change an integer, see :attr:`wants`.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], shards: int) -> None:
-        self._modules, self._shards = modules, shards
+        self._modules, self._shards, self._counts, self.followed = modules, shards, "", False
         self._committed: list[torch.Tensor] = []  # of the buffers that a forward changes; none between steps
         self.find()
 
@@ -75,6 +78,13 @@ class ModuleBuffers:
     def constant(self) -> bool:
         """True when no forward may change a buffer. Then the state is as committed between commits."""
         return not self._averaged and not self._counted
+
+    @property
+    def wants(self) -> str:
+        """Why a rank that computes no shard of a step does not know all buffers after it; empty where it does."""
+        if self._shards == 1 and self._averaged:
+            return f"with one shard, {self._averaged[0].name} is known to the rank alone that computes it"
+        return f"a forward changes {self._counts}, an integer, which a rank without a shard does not know" if self._counts else ""
 
     def begin_step(self) -> None:
         """A step begins: the buffers hold their committed values."""
@@ -112,18 +122,29 @@ class ModuleBuffers:
         collect(changes, into, add)
         if not self._first_count:
             self._first_count = [buffer.tensor.clone() for buffer in self._counted]
+            self._note_changed()
         if self._shards == 1 and weight:
             self._left = [tensor.clone() for tensor in self.averaged]
+
+    def _note_changed(self) -> None:
+        """Look whether a forward changes integer buffers."""
+        before = zip(self._counted, self._committed[len(self._averaged) :], self._first_count, strict=True)
+        changed = next((buffer.name for buffer, was, now in before if not torch.equal(was, now)), "")
+        if changed and self.followed and not self._counts:
+            reason = "a forward changes this integer, and did not in the rehearsal: a spare of a sharded run does not know it"
+            raise ConfigError("model", changed, reason, "Start the run with --spares 0, or let each forward change it.")
+        self._counts = self._counts or changed
 
     @torch.no_grad()
     def commit(self, changes: Sequence[torch.Tensor]) -> None:
         """Give each buffer its new value: the committed one plus the mean of the shards' ``changes``.
 
-        An integer buffer gets its value after the first shard, and with one shard so does each buffer.
+        An integer buffer gets its value after the first shard, and with one shard so does each buffer. On a rank that has computed no
+        shard it stays as it is: see :attr:`wants`.
         """
         for tensor, value in zip(self.averaged, changes if self._left is None else self._left, strict=True):
             tensor.add_(value) if self._left is None else tensor.copy_(value)
-        for buffer, value in zip(self._counted, self._first_count, strict=True):
+        for buffer, value in zip(self._counted, self._first_count, strict=False):
             buffer.tensor.copy_(value)
 
     def end_step(self) -> None:

@@ -461,6 +461,7 @@ class TrainStep:
         """The rehearsal is over: touch a set of buffers for the mean, and drop all else of it."""
         self.gradients.rehearse_mean()
         self.gradients.abandon()
+        self.gradients.buffers.followed = self.layout.given.settings.spares > 0 and self.layout.kept is not None
         self._stopwatch.forget()
         self.contributions.losses = {}
         self.contributions.gathered.forget()

@@ -15,8 +15,8 @@ import torch
 
 from actors.rank.current import within
 from actors.rank.device import rank_device
-from actors.rank.fsdp.room import GIB, free_bytes
 from actors.rank.main import user_traceback
+from actors.rank.state.room import GIB, free_bytes
 from actors.rank.trial.held_back import HeldBack, Untried
 from actors.rank.trial.recording import Book
 from actors.rank.trial.trial import TrialPlan, Trying, alone, play, settle

@@ -16,7 +16,7 @@ from actors.rank.step.reduction import Reducer
 from actors.rank.verify.replicas import BITS, digest
 from actors.rank.verify.sumcheck import Flats, SumCheck
 from fleet.protocol.types import Finding, StateId
-from fleet.protocol.verification import Samples, Sampling, samples
+from fleet.protocol.verification import NONE, Samples, Sampling, samples
 
 WIDTH = 2
 """Numbers that each rank sends: the digest of its own sampled shard, and of the shard that it has computed again. 0: none."""
@@ -64,7 +64,7 @@ class Recheck:
         if self._samples is None:
             return ()
         shard = self._disputed if self._disputed is not None else self._samples.checked[self._rank]
-        return () if shard in self._digests else (shard,)
+        return () if shard in self._digests or shard == NONE else (shard,)
 
     @property
     def verifies(self) -> bool:
@@ -108,7 +108,7 @@ class Recheck:
         if wrong:
             self._disputed = wrong[0]
             return True
-        self._complete = all(own and again for _, own, again in pairs)
+        self._complete = all(own and again for shard, own, again in pairs if shard != NONE)
         return False
 
     def check_sums(self, group: Group, reducer: Reducer, partials: Sequence[Flats], out: Flats) -> None:

@@ -151,9 +151,10 @@ class OptimizerChunks:
         owned: the chunks whose gradients this rank adds up, and which it writes to checkpoints; of the cut of its last view.
         stepped: gives the parameters that have had a gradient in a step, as bits.
         readable: this rank can read the first state of all chunks, see :meth:`first`.
+        keeps_parameters: the parameters are kept in chunks, too.
     """
 
-    readable = False
+    readable, keeps_parameters = False, False
 
     def __init__(
         self,
@@ -234,6 +235,20 @@ class OptimizerChunks:
     def number_of(self, value: Any) -> int | None:
         """The number of a parameter that is kept in chunks; None for any other value."""
         return None
+
+    @property
+    def whole_bytes(self) -> int:
+        """Bytes of the state of all chunks together, with all that a step adds."""
+        groups = (
+            (tracked.optimizer, *pair)
+            for tracked in self.tracked
+            for pair in zip(tracked.optimizer.param_groups, tracked.wholes, strict=True)
+        )
+        return sum(
+            sum(self.parameters[self._numbers[id(one)]].nbytes for one in whole if id(one) in self._numbers)
+            * (optimizers.values_an_element(optimizer, group) + self.keeps_parameters)
+            for optimizer, group, whole in groups
+        )
 
     @property
     def state_bytes(self) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from actors.rank.membership.process_group import Group
+from actors.rank.state.room import GIB, free_bytes
 from actors.rank.state.saving import Share, StatePart
 from actors.rank.step.clipping import SplitNorms, clip_factor, plain_factor
 from actors.rank.step.gradients import GradientBuffers
@@ -96,6 +97,20 @@ class KeptChunks:
     def _turn_to(self, cut: StateCut, rank: int) -> None:
         self.cut, self.chunks.owned, self._listed = cut, cut.owned(rank), None
         self._gradients.cut_anew()
+
+    @property
+    def lacks(self) -> str:
+        """The bytes that this rank lacks for its part of the state before it is in a view; empty: it has room.
+
+        The part is an even one among ranks and spares, or that of a place in a group, with its copies. Whole parameters that the part
+        replaces count as free.
+        """
+        chunks, settings = self.chunks, self._given.settings
+        each, ranks = chunks.whole_bytes // settings.replica_size, settings.world + settings.spares
+        part = each if settings.replica_size > 1 else each * (1 + settings.optimizer_copies) // ranks
+        held = sum(one.nbytes for one in chunks.parameters if chunks.keeps_parameters and not one.is_meta)
+        free = free_bytes(chunks.parameters[0].device) + held
+        return f"it takes {part / GIB:.3g} GiB ({part} bytes), and there is room for {free / GIB:.3g}" if part > free else ""
 
     # ---- chunks that move beside the steps -----------------------------------------------------------------------------------------------
 
