@@ -63,6 +63,7 @@ def situation(machine: MachineState, now_s: float) -> Situation:
         replicated=not settings.spread, replica_size=settings.replica_size, coordinates=settings.coordinates,
         may_leave=(0 if moves else copies) if settings.spread else math.inf,
         most=settings.shards * settings.group, margin_s=margin_s(machine), spares=max(spares, least - room(machine)),
+        computing=len(machine.view.computing) if machine.view is not None else 0,
     )  # fmt: skip
 
 

@@ -25,7 +25,8 @@ def try_change(machine: MachineState, now_s: float) -> bool:
     """
     view = machine.view
     assert view is not None
-    whole = len(view.members) == room(machine) + spares_inside(machine) and not nodes.going(machine, view)
+    size, most = len(view.members), room(machine)
+    whole = size == most + spares_inside(machine) and len(view.computing) == min(size, most) and not nodes.going(machine, view)
     if whole or now_s < machine.growth.not_before_s:
         return False
     there = situation(machine, now_s)

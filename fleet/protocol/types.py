@@ -368,7 +368,7 @@ class Situation:
     form a group. ``may_leave``: so many members can leave a running view at one time without a part of the state. ``most``: the largest
     view. ``margin_s``: a rank whose node goes within so long leaves, also where no other rank takes its place. ``coordinates``: one rank of
     each of them computes shards together; a candidate without a coordinate is in no view. ``spares``: so many members beyond ``world`` keep
-    a part of a sharded state, and compute no shard.
+    a part of a sharded state, and compute no shard. ``computing``: so many members of the present view compute shards.
     """
 
     candidates: tuple[Candidate, ...]
@@ -384,6 +384,7 @@ class Situation:
     margin_s: float = 0.0
     coordinates: tuple[Coordinate, ...] = ((),)
     spares: int = 0
+    computing: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ class SparesKeep(InvariantChecker):
 
     def __init__(self, world: Stage) -> None:
         super().__init__(world)
-        self._computed: set[Member] = set()
+        self._computed, self._sent = set[Member](), set[int]()
 
     def record(self, record: Record) -> None:
         if not isinstance(record, ViewPublished):
@@ -79,7 +79,8 @@ class SparesKeep(InvariantChecker):
             self.require(member.slot not in self.world.plan.roomless, f"{member} has no room for a part of the state, and gets one")
 
     def sent(self, machine: FleetMachine, instruction: Instruction) -> None:
-        if isinstance(instruction, Publish | Propose):
+        if isinstance(instruction, Publish | Propose) and instruction.view.generation not in self._sent:
+            self._sent.add(instruction.view.generation)
             view, settings = instruction.view, machine.state.settings
             most = min(len(view.members), settings.world, settings.shards * settings.group)
             self.require(
