@@ -367,9 +367,9 @@ class Coordinator:
         return self.machine.state.phase == Phase.END
 
     def census(self) -> list[tuple[Member, Process, bool]]:
-        """The live ranks, their processes, and whether they are in the view."""
+        """The live ranks, their processes, and whether they compute shards in the view."""
         view = self.machine.state.view
-        joined = set(view.members) if view is not None else set()
+        joined = {view.members[rank] for rank in view.computing} if view is not None else set()
         return [(rank.member, rank.process, rank.member in joined) for rank in self.machine.state.roster.in_order()]
 
     def lost_nodes(self) -> dict[str, float]:

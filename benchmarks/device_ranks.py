@@ -178,9 +178,7 @@ class Fleet(PlainFleet):
 
     def joined(self) -> dict[int, int]:
         """Slot -> pid of the ranks that compute shards."""
-        view = self.coordinator.machine.state.view
-        computing = {view.members[rank] for rank in view.computing} if view is not None else set()
-        return {member.slot: process.pid for member, process, joined in self.census() if joined and member in computing}
+        return {member.slot: process.pid for member, process, joined in self.census() if joined}
 
     def whole(self, without: set[int]) -> bool:
         """Whether the world is full, without a process of ``without``, and all spares are ready: in the view, where they keep a part."""

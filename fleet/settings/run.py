@@ -200,7 +200,7 @@ class RunSettings:
 
     world: int = setting(4, "Ranks that train.", live=True, least=1)
     max_world: int = setting(0, "Most ranks that fleet runs set may let train. The run holds their slots all the time. 0: world.")
-    spares: int = setting(0, "Ranks that stand by.", least=0)
+    spares: int = setting(0, "Ranks that stand by. Of sharded state each keeps a part.", least=0)
     nodes: int = setting(2, "Worker nodes of the local cluster.", least=1)
     shards: int = setting(16, "Batch shards of each step; fixed for the whole run.")
     min_ranks: int = setting(1, "Wait instead of training with fewer.", least=1)

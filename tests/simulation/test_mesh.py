@@ -137,10 +137,10 @@ def any_rank_gives_its_state_to_all(patch: Patch) -> None:
 
 
 def shards_are_assigned_to_ranks(patch: Patch) -> None:
-    def wrong(members: Sequence[Member], share: Callable[[Sequence[Any]], Ranges]) -> Ranges:
+    def wrong(members: Sequence[Member], computing: int, shards: int, share: Callable[[Sequence[Any]], Ranges]) -> Ranges:
         return share(members)
 
-    patch.setattr(views_module, "assigned_by_group", wrong)
+    patch.setattr(views_module, "shards_of", wrong)
 
 
 def what_a_broken_group_computed_counts(patch: Patch) -> None:

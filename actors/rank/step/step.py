@@ -110,7 +110,7 @@ class Step:
             tokens: how many each sample has, for the report's tokens a second and price of a million tokens; 0: the report has neither.
 
         Yields:
-            One collated batch for each shard; none on a rank that has just joined.
+            One collated batch for each shard; none on a rank that has just joined, nor on a spare in the view of a sharded run.
 
         Raises:
             ConfigError: the dataset has no ``len()`` or ``[]``, or ``batch_size`` is no multiple of the number of shards.
