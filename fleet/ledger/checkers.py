@@ -210,7 +210,7 @@ class WorldFullAgain(Checker):
                 self._dead.add(member)
                 self._last_s = at_s
             case ViewPublished(view=view):
-                self._view = frozenset(view.members)
+                self._view = frozenset(view.members[rank] for rank in view.computing)
             case Resumed(gap=True, at_s=at_s):
                 self._view, self._last_s, self._ended = frozenset(), at_s, False
                 self._away.clear()

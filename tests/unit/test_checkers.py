@@ -63,9 +63,10 @@ def member(name: str) -> Member:
     return Member(int(slot), int(incarnation))
 
 
-def view(generation: int, at_s: float, names: tuple[str, ...], step: int = 0, history: int = 0) -> ViewPublished:
+def view(generation: int, at_s: float, names: tuple[str, ...], step: int = 0, history: int = 0, spares: int = 0) -> ViewPublished:
     members = tuple(member(name) for name in names)
-    ranges = tuple((i, i + 1) for i in range(len(members)))
+    computing = len(members) - spares
+    ranges = tuple((i, i + 1) for i in range(computing)) + ((computing, computing),) * spares
     return ViewPublished(View(generation, members, ranges, 0, (), StateId(history, step), "s:1"), at_s, "", False, ())
 
 
@@ -155,6 +156,8 @@ def test_a_world_that_is_resumed_after_its_end_has_to_be_full_again() -> None:
     assert verdict(WorldFullAgain, [*HEALED, lost("0.0", 61.0)]) == OK, "processes leave at the end"
     assert verdict(WorldFullAgain, [*again, committed(90)]) == VIOLATED
     assert verdict(WorldFullAgain, [*again, view(4, 75.0, ("0.1", "1.1", "2.2")), committed(90)]) == OK
+    assert verdict(WorldFullAgain, [*again, view(4, 75.0, ("0.1", "1.1", "2.2", "3.0"), spares=1), committed(90)]) == OK
+    assert verdict(WorldFullAgain, [*again, view(4, 75.0, ("0.1", "1.1", "3.0"), spares=1), committed(90)]) == VIOLATED
 
 
 TWO_RANKS = [spans("0.0", 0, 3), spans("1.0", 0, 2), spans("0.0", 3, 1), spans("1.1", 3, 1)]
