@@ -33,7 +33,6 @@ from benchmarks.peers.common import median_step_s
 from benchmarks.peers.fleet_run import generous
 from benchmarks.turns import SEED, Side, ratio_of, steps_of
 from fleet.ledger.goodput import Ledger
-from fleet.protocol.records import ViewPublished
 from fleet.settings.run import CheckpointSettings, RunSettings, StragglerSettings
 from tests.support.plain import FORKED, PRELOADED, PlainFleet
 
@@ -76,40 +75,32 @@ def settings_of(
 # ---- without faults ----------------------------------------------------------------------------------------------------------------------
 
 
-def in_turns(shape: Shape, world: int, pairs: int, block: int, folder: Path, spares: int = 0) -> dict[str, Side]:
-    """Run Fleet's ranks beside FSDP2's, in turns. Raises ValueError when a spare has not come into the view."""
+def in_turns(shape: Shape, world: int, pairs: int, block: int, folder: Path) -> dict[str, Side]:
+    """Run Fleet's ranks beside FSDP2's, in turns."""
     folder.mkdir()
-    settings = settings_of(shape, world, folder, spares, block=block, steps=steps_of(pairs, block))
+    settings = settings_of(shape, world, folder, block=block, steps=steps_of(pairs, block))
     FORKED.set_forkserver_preload([*PRELOADED, mesh_ranks.__name__])
     peers = [FORKED.Process(target=mesh_ranks.native, args=(settings.options, rank, world), daemon=True) for rank in range(world)]
     fleet = PlainFleet(mesh_ranks.paired, settings, folder, respawn=False)
-    found = turns.in_turns(turns.both(fleet, peers, SIDES, settings, folder), SIDES, pairs, block, folder)
-    views = [record.view for record in fleet.records() if isinstance(record, ViewPublished)]
-    if len(views[-1].spares) != spares:
-        raise ValueError(f"{len(views[-1].spares)} of {spares} spares were in the last view")
-    return found
+    return turns.in_turns(turns.both(fleet, peers, SIDES, settings, folder), SIDES, pairs, block, folder)
 
 
 def steps(form: Form, folder: Path) -> Part:
     """The step of both, at 2 and 4 ranks."""
     pairs, block, shape = form.of((16, 12, STEPPED), (6, 3, STEPPED), (1, 1, SMALLEST))
-    worlds = {"steps of 2 ranks": (2, 0), "steps of 4 ranks": (4, 0)} | ({} if pairs == 1 else {"steps of 4 ranks and a spare": (4, 1)})
-    work = {
-        what: partial(in_turns, shape, world, pairs, block, folder / f"steps-{world}-{spares}", spares)
-        for what, (world, spares) in worlds.items()
-    }
+    worlds = {f"steps of {world} ranks": world for world in (2, 4)}
+    work = {what: partial(in_turns, shape, world, pairs, block, folder / f"steps-{world}") for what, world in worlds.items()}
 
     def reported(found: dict[str, dict[str, Side]]) -> dict[str, Any]:
         figures, samples, notes = dict[str, float](), dict[str, list[float]](), list[str]()
-        for what, (world, spares) in worlds.items():
-            fleet, native, named = found[what]["fleet"], found[what]["native"], f"{world}_ranks" + "_spare" * spares
+        for what, world in worlds.items():
+            fleet, native, named = found[what]["fleet"], found[what]["native"], f"{world}_ranks"
             figures |= ratio_of(f"fleet_fsdp_step_over_native_ratio_{named}", fleet.step_ms, native.step_ms)
             figures |= ratio_of(f"fleet_fsdp_cpu_over_native_ratio_{named}", fleet.cpu_ms, native.cpu_ms)
             for system, one in (("fleet_fsdp", fleet), ("native_fsdp2", native)):
                 samples |= {f"{system}_step_{named}_ms": one.step_ms, f"{system}_cpu_{named}_ms": one.cpu_ms}
             notes += [left_out(f"_ratio_{named}_{end}", "one pair") for end in ("low", "high") if pairs == 1]
         figures |= {f"{name}_median": statistics.median(values) for name, values in samples.items()}
-        notes += [left_out("_4_ranks_spare", f"too few steps in the {form} form")] if pairs == 1 else []
         size = f"steps are of {parameters_of(shape)[0]:,} bytes of parameters, {shape.samples} samples a rank, {block} steps a block"
         return {"settings": {"pairs": pairs}, "figures": figures, "samples": samples, "notes": [size, *notes]}
 

@@ -96,8 +96,7 @@ def paired(run: Any) -> None:
         if step.number == last:
             layout = cast(FsdpLayout, run._train_step.layout)
             memory.write(weights=sum(one.nbytes for one in layout.weights), state=layout.kept.chunks.state_bytes)
-        if step.shards:  # a spare waits for the others in their sums
-            turns.before(step.number)
+        turns.before(step.number)
         for text in step.batches(data, batch_size=batch):
             step.backward(model.train()(text))
         step.commit()

@@ -51,6 +51,9 @@ TIERS: dict[str, tuple[str, ...]] = {
         "tests/fault/test_fsdp_moments.py::test_a_rank_is_killed[in-apply-moment14]",
         "tests/fault/test_fsdp_moments.py::test_a_rank_is_killed[behind-apply-moment15]",
         "tests/fault/test_fsdp_moments.py::test_a_rank_is_killed[writes-a-checkpoint-moment17]",
+        "tests/fault/test_fsdp_moments.py::test_a_spare_gets_or_keeps_its_part_as_a_rank_is_killed[3-slices-have-come]",
+        "tests/fault/test_fsdp_moments.py::test_a_spare_gets_or_keeps_its_part_as_a_rank_is_killed[3-behind-ready]",
+        "tests/fault/test_fsdp_moments.py::test_a_spare_gets_or_keeps_its_part_as_a_rank_is_killed[0-gives-the-rest]",
         "tests/fault/test_gather.py::test_a_kill_changes_no_bit[none-first pass]",
         "tests/fault/test_gather.py::test_a_kill_changes_no_bit[fsdp-exchange]",
         "tests/fault/test_gather.py::test_a_kill_changes_no_bit[zero1-second pass]",
@@ -141,7 +144,8 @@ NIGHTLY: dict[str, dict[str, str]] = {
         "tests/fault/test_fsdp_loops.py::test_a_kill_changes_no_bit":
             "every kind of loop; tests/fault/test_fsdp.py has kills in each change",
         "tests/fault/test_fsdp_moments.py::test_a_second_one_is_killed_in_the_view_that_follows": "pairs of moments of two losses",
-        "tests/fault/test_fsdp_moments.py::test_a_rank_is_killed_while_another_joins": "pairs of moments of a loss and a join",
+        "tests/fault/test_fsdp_moments.py::test_a_process_is_killed_that_takes_the_place_of_a_lost_one":
+            "a pair of moments of a loss and a join",
         "tests/fault/test_hsdp.py::test_a_spare_takes_the_place_of_a_member_that_is_lost": "each place of a group, of which one is in CI",
         "tests/fault/test_hsdp.py::test_a_whole_group_may_be_lost_at_once": "each group in turn, of which one is in CI",
         "tests/fault/test_resharded_checkpoints.py::test_others_go_on_from_what_four_ranks_have_written": "products of modes and worlds",
@@ -150,6 +154,8 @@ NIGHTLY: dict[str, dict[str, str]] = {
             "loops times ways to spread a state, of which each change has two",
         "tests/fault/test_several_optimizers.py::test_a_run_stops_between_groups_and_goes_on_there":
             "each way to spread a state; that no rank halts within a group is a unit test",
+        "tests/fault/test_fsdp_moments.py::test_a_spare_gets_or_keeps_its_part_as_a_rank_is_killed":
+            "each moment and rank, of which each change has three",
         "tests/fault/test_sharded_optimizer.py::test_a_storm_changes_no_bit": "eleven more storms beside one of each change",
         "tests/fault/test_pipeline.py::test_no_number_of_stages_or_replicas_changes_a_bit":
             "stages times replicas, of which each change has one",

@@ -55,6 +55,28 @@ def test_a_rank_lost_within_the_commit(train: Callable[[Any], None], tmp_path: P
     assert advanced == (train is trains.dies_between_sums_and_commit)
 
 
+@pytest.mark.parametrize(("norm", "keeps"), [("layer", True), ("batch", False)])
+def test_a_spare_keeps_a_part_unless_a_forward_counts(norm: str, keeps: bool, tmp_path: Path) -> None:
+    """BatchNorm counts batches, and a spare computes none. Its part or not, it takes the lost rank's place."""
+    options = {**WIDE, "norm": norm, "pause_s": "0.1"}
+
+    def misfortune(fleet: PlainFleet) -> None:
+        def ready() -> bool:
+            view, ranks = fleet.coordinator.machine.state.view, fleet.coordinator.machine.state.roster.by_slot.values()
+            return view is not None and bool(view.spares if keeps else any(rank.phase == "standby" for rank in ranks))
+
+        fleet.wait_for(lambda: fleet.step >= 4 and ready())
+        fleet.kill(next(member.slot for member, _, computes in fleet.census() if computes))
+
+    chosen = settings(tmp_path / "through", world=3, spares=1, optimizer_sharding="zero1", options=options)
+    outcome, records, digest = train_through(trains.plain, chosen, tmp_path / "through", misfortune)
+    _, _, truth = train_through(trains.plain, settings(tmp_path / "calm", world=2, options=options), tmp_path / "calm")
+    survived(outcome, records, digest, truth)
+    assert any(one.view.spares for one in of(ViewPublished, records)) == keeps
+    said = [made.reason for made in of(DecisionMade, records) if (made.policy, made.action) == ("recovery", "warn")]
+    assert keeps != any("num_batches_tracked" in reason for reason in said)
+
+
 def test_an_owner_lost_with_its_guard_goes_back_to_the_checkpoint(tmp_path: Path, unsharded: str) -> None:
     """No copy is left. All ranks find so, and begin again from the parts that all had written."""
     chosen = sharded(tmp_path, nodes=1, checkpoint=CheckpointSettings(policy="fixed", interval_s=0.2))
