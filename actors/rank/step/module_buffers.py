@@ -55,7 +55,7 @@ class ModuleBuffers:
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], shards: int) -> None:
-        self._modules, self._shards, self._counts, self.followed = modules, shards, "", False
+        self._modules, self._shards, self._counts, self.followed, self._looked = modules, shards, "", False, False
         self._committed: list[torch.Tensor] = []  # of the buffers that a forward changes; none between steps
         self.find()
 
@@ -122,7 +122,8 @@ class ModuleBuffers:
         collect(changes, into, add)
         if not self._first_count:
             self._first_count = [buffer.tensor.clone() for buffer in self._counted]
-            self._note_changed()
+            if not self._counts and (self.followed or not self._looked):  # a comparison waits for the device
+                self._note_changed()
         if self._shards == 1 and weight:
             self._left = [tensor.clone() for tensor in self.averaged]
 
@@ -130,10 +131,10 @@ class ModuleBuffers:
         """Look whether a forward changes integer buffers."""
         before = zip(self._counted, self._committed[len(self._averaged) :], self._first_count, strict=True)
         changed = next((buffer.name for buffer, was, now in before if not torch.equal(was, now)), "")
-        if changed and self.followed and not self._counts:
+        if changed and self.followed:
             reason = "a forward changes this integer, and did not in the rehearsal: a spare of a sharded run does not know it"
             raise ConfigError("model", changed, reason, "Start the run with --spares 0, or let each forward change it.")
-        self._counts = self._counts or changed
+        self._counts, self._looked = changed, True
 
     @torch.no_grad()
     def commit(self, changes: Sequence[torch.Tensor]) -> None:
