@@ -96,8 +96,7 @@ class ReformPromoteRegrow:
         leaving = sum(candidate not in chosen for candidate in present)
         left = len(present) - leaving
         missing = max(0, situation.world - left)
-        compute = min(situation.world, len(kept))
-        reshared = bool(kept) and compute != situation.computing and not newcomers and not leaving and situation.spares > 0
+        reshared = situation.compute != situation.computing and not newcomers and not leaving
         if not newcomers and not leaving and not reshared:
             return Formation(Decision("wait", "no rank to add" if left < situation.world + situation.spares else "the world is full"))
         if now_s < (settled_s := situation.since_s + SETTLE_S):
@@ -106,8 +105,8 @@ class ReformPromoteRegrow:
         if (spares := len(newcomers) - missing) > 0:
             ready.append(f"{spares} spare{'s get parts' if spares > 1 else ' gets a part'} of the state")
         gone = [f"{leaving} of {len(present)} ranks leave"] if leaving else []
-        again = [f"{compute} ranks compute from now on, and {situation.computing} did"] if reshared else []
-        grows = newcomers or (reshared and compute > situation.computing)
+        again = [f"{situation.compute} ranks compute from now on, and {situation.computing} did"] if reshared else []
+        grows = newcomers or (reshared and situation.compute > situation.computing)
         return Formation(Decision("grow" if grows else "shrink", ", ".join(ready + gone + again)), _in_order(chosen, situation))
 
     def judge(self, losses: Sequence[Loss], now_s: float) -> Decision:

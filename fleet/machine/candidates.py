@@ -63,7 +63,7 @@ def situation(machine: MachineState, now_s: float) -> Situation:
         replicated=not settings.spread, replica_size=settings.replica_size, coordinates=settings.coordinates,
         may_leave=(0 if moves else copies) if settings.spread else math.inf,
         most=settings.shards * settings.group, margin_s=margin_s(machine), spares=max(spares, least - room(machine)),
-        computing=len(machine.view.computing) if machine.view is not None else 0,
+        computing=len(machine.view.computing) if machine.view is not None else 0, compute=computing(machine, len(joined)),
     )  # fmt: skip
 
 
@@ -107,8 +107,14 @@ def spares_inside(machine: MachineState) -> int:
 
     Where ranks compute a shard together, a spare has no coordinate before it is called, and so no column whose state it could keep.
     """
-    settings = machine.settings
-    return settings.spares if settings.spread and not settings.in_columns else 0
+    settings, view, apart = machine.settings, machine.view, machine.roster.apart
+    none_keeps = view is not None and apart.issuperset(view.members)  # a forward of their model counts
+    return settings.spares if settings.spread and not settings.in_columns and not none_keeps else 0
+
+
+def computing(machine: MachineState, size: int) -> int:
+    """How many of ``size`` members compute shards: all but spares."""
+    return min(size, room(machine)) if spares_inside(machine) else size
 
 
 def is_incomplete(machine: MachineState, ranks: Sequence[Rank]) -> bool:

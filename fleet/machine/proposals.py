@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from fleet.machine import nodes
-from fleet.machine.candidates import StateSource, grown, room, situation, spares_inside
+from fleet.machine.candidates import StateSource, computing, grown, room, situation, spares_inside
 from fleet.machine.leaving import cancel
 from fleet.machine.state import MachineState
 from fleet.machine.views import announce, make_view, proposed, send
@@ -25,8 +25,9 @@ def try_change(machine: MachineState, now_s: float) -> bool:
     """
     view = machine.view
     assert view is not None
-    size, most = len(view.members), room(machine)
-    whole = size == most + spares_inside(machine) and len(view.computing) == min(size, most) and not nodes.going(machine, view)
+    size = len(view.members)
+    full = size == room(machine) + spares_inside(machine) and len(view.computing) == computing(machine, size)
+    whole = full and not nodes.going(machine, view)
     if whole or now_s < machine.growth.not_before_s:
         return False
     there = situation(machine, now_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fleet.machine import nodes
-from fleet.machine.candidates import StateSource, fresh_wanted, is_incomplete, room, situation, source, spares_inside
+from fleet.machine.candidates import StateSource, computing, fresh_wanted, is_incomplete, situation, source
 from fleet.machine.corruption import judge
 from fleet.machine.leaving import evict, gather, quiesce
 from fleet.machine.roster import Rank, RankPhase
@@ -84,14 +84,14 @@ def make_view(
 ) -> View:
     """The view of the next generation. Without ``ranges`` each group has as many shards as the speed of its slowest member allows.
 
-    The last members of a sharded run compute nothing, where there are more than :func:`fleet.machine.candidates.room`.
+    The first members have them, see :func:`fleet.machine.candidates.computing`.
     """
     machine.assembly.generation += 1
     if ranges is None:
         speeds = [machine.stragglers.speeds.get(member, 1.0) for member in members]
         placement, shards = machine.policies.placement, machine.settings.shards
         ranges = shards_of(
-            members, min(len(members), room(machine)) if spares_inside(machine) else len(members), shards,
+            members, computing(machine, len(members)), shards,
             lambda groups: placement.weighted_ranges(shards, [min(speeds[place] for place in group) for group in groups]),
         )  # fmt: skip
     ranks = [machine.roster.by_slot[member.slot] for member in members]

@@ -368,7 +368,8 @@ class Situation:
     form a group. ``may_leave``: so many members can leave a running view at one time without a part of the state. ``most``: the largest
     view. ``margin_s``: a rank whose node goes within so long leaves, also where no other rank takes its place. ``coordinates``: one rank of
     each of them computes shards together; a candidate without a coordinate is in no view. ``spares``: so many members beyond ``world`` keep
-    a part of a sharded state, and compute no shard. ``computing``: so many members of the present view compute shards.
+    a part of a sharded state, and compute no shard. ``computing``: so many members of the present view compute shards,
+    and ``compute`` would by the world's present size.
     """
 
     candidates: tuple[Candidate, ...]
@@ -385,6 +386,7 @@ class Situation:
     coordinates: tuple[Coordinate, ...] = ((),)
     spares: int = 0
     computing: int = 0
+    compute: int = 0
 
 
 @dataclass(frozen=True, slots=True)

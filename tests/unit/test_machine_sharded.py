@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fleet.protocol.causes import Departure, ProcessEnded
-from fleet.protocol.events import Quiesced, Ready
+from fleet.protocol.events import NodeJoined, Quiesced, Ready, SettingChanged
 from fleet.protocol.facts import ProcessLost
 from fleet.protocol.instructions import Instruction, Propose, Publish
 from fleet.protocol.records import DecisionMade, HistoryBegun
@@ -64,3 +64,19 @@ def test_a_spare_that_lacks_memory_for_a_part_is_named_with_the_bytes_and_stands
     said = [one.reason for one in other.of(DecisionMade) if one.action == "warn"]
     why = "it takes 7 GiB, and there is room for 5"
     assert said == [f"as a spare, rank 2.1 stands by without a part of the {other.settings.spread}: {why}"]
+
+
+def test_where_a_forward_counts_a_smaller_world_has_no_spare_inside() -> None:
+    """Each rank says so. The one that is too many leaves, and does not stay as a spare, which would not know the count."""
+    bench = Bench(world=3, spares=1, optimizer_sharding="zero1")
+    bench.send(*(NodeJoined(f"n{slot % 2}", slot % 2) for slot in range(4)))
+    for slot in range(4):
+        bench.join(slot)
+        bench.send(Ready(member(slot), "a forward changes a count"))
+    bench.after(0.1)
+    assert bench.machine.state.view is not None
+    bench.form(bench.machine.state.view.members, STEP_3)
+    assert not [one for one in bench.after(1.0) if isinstance(one, Propose)]
+    bench.send(SettingChanged("world", 2.0))
+    proposal = only(Propose, bench.after(1.0)).view
+    assert (len(proposal.computing), proposal.spares) == (2, ())

@@ -72,20 +72,22 @@ def test_spares_of_a_sharded_run_come_into_the_view_and_stay_there() -> None:
     there = dataclasses.replace(situation(*whole, *SPARES), replicated=False, spares=2)
     assert slots(POLICY.form(there, 0.0).members) == [0, 1, 2, 3], "the others go on first"
     assert slots(POLICY.grow(there, SETTLE_S).members) == [0, 1, 2, 3, 4, 5], "as many as the run has spares"
-    inside = dataclasses.replace(situation(*whole, candidate(4)), replicated=False, spares=1, computing=4)
+    inside = dataclasses.replace(situation(*whole, candidate(4)), replicated=False, spares=1, computing=4, compute=4)
     assert slots(POLICY.form(inside, 0.0).members) == [0, 1, 2, 3, 4], "it has a part of the state"
     assert POLICY.grow(inside, SETTLE_S).decision.reason == "the world is full"
 
 
 def test_a_spare_computes_in_a_world_that_grows_and_a_rank_is_a_spare_in_one_that_shrinks() -> None:
     whole = [candidate(slot) for slot in range(5)]
-    there = dataclasses.replace(situation(*whole, world=5), replicated=False, spares=1, computing=4)
+    there = dataclasses.replace(situation(*whole, world=5), replicated=False, spares=1, computing=4, compute=5)
     grown = POLICY.grow(there, SETTLE_S)
     assert (grown.decision.action, slots(grown.members)) == ("grow", [0, 1, 2, 3, 4])
     assert grown.decision.reason == "5 ranks compute from now on, and 4 did"
-    less = POLICY.grow(dataclasses.replace(there, world=4, computing=5), SETTLE_S)
+    less = POLICY.grow(dataclasses.replace(there, world=4, computing=5, compute=4), SETTLE_S)
     assert (less.decision.action, slots(less.members)) == ("shrink", [0, 1, 2, 3, 4])
-    assert POLICY.grow(dataclasses.replace(there, world=4), SETTLE_S).decision.action == "wait"
+    assert POLICY.grow(dataclasses.replace(there, world=4, compute=4), SETTLE_S).decision.action == "wait"
+    moving = dataclasses.replace(situation(*whole, world=3), replicated=False, spares=1, may_leave=0, computing=5, compute=5)
+    assert POLICY.grow(moving, SETTLE_S).decision.action == "wait", "no rank leaves yet, and no view would differ from the present one"
 
 
 def test_a_rank_whose_node_goes_does_not_stay_for_the_seat_of_a_spare() -> None:

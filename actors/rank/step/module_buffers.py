@@ -145,7 +145,7 @@ class ModuleBuffers:
         """
         for tensor, value in zip(self.averaged, changes if self._left is None else self._left, strict=True):
             tensor.add_(value) if self._left is None else tensor.copy_(value)
-        for buffer, value in zip(self._counted, self._first_count, strict=False):
+        for buffer, value in zip(self._counted, self._first_count, strict=bool(self._counts)):
             buffer.tensor.copy_(value)
 
     def end_step(self) -> None:
