@@ -137,7 +137,7 @@ def slices_that_never_came_count(patch: Patch) -> None:
 
 
 def a_spare_stands_by_while_ranks_are_missing(patch: Patch) -> None:
-    patch.setattr(views_module, "room", lambda machine: min(machine.settings.world, machine.settings.shards) - 1)
+    patch.setattr(views_module, "computing", lambda machine, size: min(size, machine.settings.world - 1))
 
 
 ONE = [(point, step, (slot,)) for slot in range(WORLD) for point, step in (("ready", 10), ("slices", 4), ("compute", 6))]
